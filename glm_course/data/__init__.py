@@ -1,0 +1,1 @@
+"""Data made on the spot from seeds: nothing is downloaded."""

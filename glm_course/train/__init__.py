@@ -1,0 +1,1 @@
+"""Training loops: functions that yield a row a step, write receipts, and resume bit for bit."""

@@ -1,0 +1,169 @@
+"""Pretraining: predict the next byte of synthetic coding tasks, from random weights.
+
+The loss is the mean cross-entropy, in nats, over every byte of an example, eos included. Rate and
+weight decay are constant: no warm-up, no schedule, decay on every parameter, as in the original.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from glm_course import checkpoint, receipt
+from glm_course.config import BASE, ModelConfig
+from glm_course.data.tasks import pretraining_batches
+from glm_course.device import pick_device, pick_dtype
+from glm_course.generate import pad_behind
+from glm_course.model import LanguageModel
+from glm_course.train.loop import Row, progress, run_steps, to_json
+from glm_course.train.optimizer import AdamWSettings, MasterAdamW
+
+
+@dataclass(frozen=True)
+class PretrainSettings:
+    """A pretraining run. The seed draws the initial weights and the data."""
+
+    model: ModelConfig = BASE
+    steps: int = 400
+    batch_size: int = 32  # examples a step
+    seed: int = 42
+    milestones: tuple[int, ...] = (100, 200, 400)
+    optimizer: AdamWSettings = field(default_factory=AdamWSettings)
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.batch_size < 1:
+            raise ValueError(f"need steps and batch of at least 1: {self.steps}, {self.batch_size}")
+        if self.seed < 0:
+            raise ValueError(f"seed must not be negative, got {self.seed}")
+
+
+def new_model(config: ModelConfig, seed: int) -> LanguageModel:
+    """A model with the initial weights of `seed`, on the CPU, whatever was drawn before."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LanguageModel(config)
+
+
+def shifted(examples: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs and labels [B, T], one byte apart, and the bool mask [B, T] of positions that count.
+
+    Rows are padded to the longest of the batch: padding adds nothing to the loss.
+    """
+    ids, lengths = pad_behind(examples, device)
+    mask = torch.arange(ids.shape[1] - 1, device=device) < lengths[:, None] - 1
+    return ids[:, :-1], ids[:, 1:], mask
+
+
+def next_byte_loss(model: LanguageModel, examples: list[list[int]]) -> tuple[Tensor, int]:
+    """Mean cross-entropy in nats over all next bytes of the examples, and how many there are."""
+    inputs, labels, mask = shifted(examples, model.embedding.weight.device)
+    logits = model.forward_packed(model.embed(inputs), mask)
+    return F.cross_entropy(logits, labels[mask]), len(logits)
+
+
+def load_balance(model: LanguageModel) -> float:
+    """Experts times the sum of squared load shares, mean over layers: 1 even, experts all in one.
+
+    Reported, not trained on: it is computed from counts, which carry no gradient.
+    """
+    shares = torch.stack([b.moe.load / b.moe.load.sum() for b in model.blocks])  # [layers, E]
+    return (model.config.experts * shares.square().sum(1)).mean().item()
+
+
+def pretrain(
+    settings: PretrainSettings,
+    *,
+    output: Path | None = None,
+    resume: bool = False,
+    device: str = "auto",
+    dtype: str = "auto",
+    save_every: int = 50,
+) -> Iterator[Row]:
+    """Train from random weights, yielding a row a step; see train/loop.py for what is written.
+
+    Rows: step, loss (before the step's update), gradient_norm (before clipping), tokens (labels),
+    load_balance, seconds. Raises ValueError and FileExistsError as `run_steps`.
+    """
+    where = pick_device(device)
+    optimizer = MasterAdamW(
+        new_model(settings.model, settings.seed).to(where),
+        pick_dtype(dtype, where),
+        settings.optimizer,
+    )
+    model = optimizer.model
+
+    def step(i: int) -> Row:
+        examples = next(pretraining_batches(settings.batch_size, settings.seed, start=i))
+        loss, tokens = next_byte_loss(model, examples)
+        loss.backward()
+        norm = optimizer.step()
+        return {
+            "loss": loss.item(),
+            "gradient_norm": norm,
+            "tokens": tokens,
+            "load_balance": load_balance(model),
+        }
+
+    def summarise(rows: list[Row]) -> dict[str, Any]:
+        stream = pretraining_batches(settings.batch_size, settings.seed)
+        batches = [next(stream) for _ in rows]
+        return {
+            "tokens": sum(row["tokens"] for row in rows),
+            "data_hash": receipt.data_hash(batches),
+            "final_loss": rows[-1]["loss"],
+        }
+
+    return run_steps(
+        "pretrain",
+        to_json(asdict(settings)),
+        optimizer,
+        settings.steps,
+        step,
+        output=output,
+        resume=resume,
+        milestones=settings.milestones,
+        save_every=save_every,
+        summarise=summarise,
+    )
+
+
+def load_model(
+    path: str | Path, *, device: str = "auto", config: ModelConfig | None = None
+) -> LanguageModel:
+    """The model of a checkpoint folder, in fp32, on the device.
+
+    Raises CheckpointError, one sentence, for anything wrong with the folder.
+    """
+    saved = checkpoint.load(path, config)
+    model = new_model(saved.config, 0)
+    checkpoint.load_into(model, saved)
+    return model.to(pick_device(device))
+
+
+def pretrained(
+    settings: PretrainSettings = PretrainSettings(), *, device: str = "auto", dtype: str = "auto"
+) -> Path:
+    """Run folder of a finished pretraining run, from the checkpoint cache or trained now.
+
+    The default settings take a quarter of an hour on two CPU cores.
+    """
+    where = pick_device(device)
+    key = {
+        "name": f"pretrain-{settings.seed}",
+        "library": receipt.training_hash(),
+        "settings": to_json(asdict(settings)),
+        "dtype": str(pick_dtype(dtype, where)),
+        "device": where.type,
+        "threads": torch.get_num_threads(),
+    }
+
+    def make(folder: Path) -> None:
+        rows = pretrain(settings, output=folder, device=device, dtype=dtype)
+        for _ in progress(rows, settings.steps):
+            pass
+
+    return checkpoint.cached(key, make)

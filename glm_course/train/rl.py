@@ -1,0 +1,263 @@
+"""Reinforcement learning with an executable reward: RLOO on groups of completions of one prompt.
+
+A group of G completions is sampled, each is run on the task's hidden tests, and its reward is
+compared with the mean of the others' (leave one out):
+
+    A_i = r_i - mean_{j != i} r_j,    loss = -(1/G) sum_i A_i log p_i
+
+with log p_i the completion's mean token log-probability at temperature 1, unmasked. Where all
+rewards are equal every advantage is zero, and the group is skipped. Sampling is masked and at
+temperature 0.35, so the gradient is that of another distribution than the one sampled from; and the
+mean, not the sum, makes tokens of long completions count less. Both are the original's choices.
+
+Only the last block, the final norm and the tied embedding learn. The blocks before run without a
+graph: the embedding learns through the output matrix, not through the bytes read in.
+
+Source: Kool et al. 2019; Ahmadian et al. (arXiv 2402.14740), eq. 8.
+"""
+
+import random
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glm_course import checkpoint
+from glm_course.data.tasks import CodingTask, frozen_tasks
+from glm_course.device import pick_device, pick_dtype
+from glm_course.evaluate import complete_tasks, evaluate_sampled
+from glm_course.generate import Completion, pad_behind, sampling_log_probs
+from glm_course.model import LanguageModel, Packing
+from glm_course.tokenizer import ByteTokenizer
+from glm_course.train.loop import Row, run_steps, to_json
+from glm_course.train.optimizer import AdamWSettings, MasterAdamW
+from glm_course.train.pretrain import load_model
+from glm_course.verifier import reward, verify
+
+AGREE = 1e-5  # fp32: largest difference between a token's log-probability sampled and scored
+
+
+@dataclass(frozen=True)
+class RLSettings:
+    """An RL run: `groups` prompts, one update each at most."""
+
+    families: tuple[str, ...] = ("increment", "double", "even")
+    tasks_per_family: int = 32
+    groups: int = 96
+    group_size: int = 16  # completions a prompt
+    temperature: float = 0.35
+    max_new_tokens: int = 48
+    invalid_reward: float = -0.1
+    seed: int = 31415
+    milestones: tuple[int, ...] = (0, 24, 48, 72, 96)
+    dev_tasks: int = 4  # a family, sampled at every milestone
+    dev_samples: int = 8
+    optimizer: AdamWSettings = field(
+        default_factory=lambda: AdamWSettings(5e-5, betas=(0.9, 0.999), weight_decay=0.0)
+    )
+
+    def __post_init__(self) -> None:
+        if self.group_size < 2:
+            raise ValueError(f"a group needs 2 completions to compare, got {self.group_size}")
+        if self.groups < 1 or self.dev_samples < 1:
+            raise ValueError(f"need at least 1: groups {self.groups}, samples {self.dev_samples}")
+        if not 0 < self.temperature < float("inf"):
+            raise ValueError(f"temperature must be a positive number, got {self.temperature}")
+        if self.seed < 0:
+            raise ValueError(f"seed must not be negative, got {self.seed}")
+
+
+def advantages(rewards: Sequence[float]) -> Tensor:
+    """Each reward less the mean of the others': [G] floats to a float32 tensor [G] of sum zero."""
+    r = torch.tensor(rewards, dtype=torch.float64)
+    return (r - (r.sum() - r) / (len(r) - 1)).float()
+
+
+def schedule(tasks: Sequence[CodingTask], groups: int, seed: int) -> list[CodingTask]:
+    """The task of each group: passes over `tasks`, epoch e shuffled with seed + 1009 e."""
+    order: list[CodingTask] = []
+    epoch = 0
+    while len(order) < groups:
+        shuffled = list(tasks)
+        random.Random(seed + 1009 * epoch).shuffle(shuffled)
+        order += shuffled
+        epoch += 1
+    return order[:groups]
+
+
+def freeze_all_but_last_block(model: LanguageModel) -> int:
+    """Let only last block, final norm and tied embedding learn; returns how many parameters."""
+    model.requires_grad_(False)
+    for part in (model.blocks[-1], model.norm, model.embedding):
+        part.requires_grad_(True)
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def score(
+    model: LanguageModel,
+    prompts: Sequence[str],
+    completions: Sequence[Sequence[int]],
+    *,
+    temperature: float = 1.0,
+    masked: bool = False,
+) -> list[Tensor]:
+    """Log-probabilities of every token of each completion after its prompt, all in one forward.
+
+    With `masked` and a temperature: under the distribution the sampler draws from. The graph starts
+    at the last block. Returns a tensor [length] a completion.
+    """
+    device = model.embedding.weight.device
+    starts = [ByteTokenizer().encode(prompt, bos=True) for prompt in prompts]
+    ids, lengths = pad_behind(
+        [start + list(c) for start, c in zip(starts, completions, strict=True)], device
+    )
+    mask = torch.arange(ids.shape[1] - 1, device=device) < lengths[:, None] - 1
+    packing = Packing.of(mask, tuple(mask.shape))
+    with torch.no_grad():
+        streams = model.split(packing.pack(model.embed(ids[:, :-1])))
+        streams = model.run_blocks(streams, packing, last=-1)
+    streams = model.run_blocks(streams, packing, first=-1)
+    # Position t predicts the id at t + 1: completions begin where their prompts' last id stands.
+    first = torch.tensor([len(start) - 1 for start in starts], device=device)
+    wanted = (torch.arange(mask.shape[1], device=device) >= first[:, None])[mask]  # [N]
+    logits = model.head(streams[:, wanted])
+    if masked:
+        log_p = sampling_log_probs(logits, temperature)
+    else:
+        log_p = (logits / temperature).log_softmax(-1)
+    chosen = log_p.gather(1, ids[:, 1:][mask][wanted][:, None])[:, 0]
+    return list(chosen.split([len(c) for c in completions]))
+
+
+def rloo_loss(log_probs: Sequence[Tensor], advantage: Tensor) -> Tensor:
+    """-(1/G) sum_i A_i mean_t log p(token t of completion i)."""
+    means = torch.stack([tokens.mean() for tokens in log_probs])
+    return -(advantage.to(means.device) * means).mean()
+
+
+def sampler_scorer_gap(
+    model: LanguageModel, prompt: str, group: Sequence[Completion], temperature: float
+) -> float:
+    """Largest difference between sampled and scored log-probabilities of the group's tokens."""
+    with torch.no_grad():
+        scored = score(
+            model,
+            [prompt] * len(group),
+            [c.ids for c in group],
+            temperature=temperature,
+            masked=True,
+        )
+    return max(
+        (tokens.cpu() - torch.tensor(c.log_probs)).abs().max().item()
+        for tokens, c in zip(scored, group, strict=True)
+    )
+
+
+def rloo(
+    settings: RLSettings,
+    start: Path,
+    *,
+    output: Path | None = None,
+    resume: bool = False,
+    device: str = "auto",
+    dtype: str = "auto",
+    save_every: int = 24,
+) -> Iterator[Row]:
+    """Train from the checkpoint folder `start`, yielding a row a group.
+
+    Rows: step, task, rewards, passing (completions), updated, loss and gradient_norm (null without
+    an update), rollouts (texts), tokens, seconds. Milestones hold a sampled dev evaluation.
+
+    Raises RuntimeError when sampler and scorer disagree before the first update: then the gradient
+    would belong to other tokens than those rewarded.
+    """
+    where = pick_device(device)
+    model = load_model(start, device=where.type)
+    trainable = freeze_all_but_last_block(model)
+    optimizer = MasterAdamW(model, pick_dtype(dtype, where), settings.optimizer)
+    tasks = frozen_tasks("rl", settings.tasks_per_family, settings.families)
+    order = schedule(tasks, settings.groups, settings.seed)
+    dev = frozen_tasks("dev", settings.dev_tasks, settings.families)
+    exact_arithmetic = model.blocks[0].moe.up.dtype == torch.float32
+
+    def step(i: int) -> Row:
+        task = order[i]
+        [group] = complete_tasks(
+            model,
+            [task],
+            samples=settings.group_size,
+            temperature=settings.temperature,
+            max_new_tokens=settings.max_new_tokens,
+            seed=settings.seed * 1_000_003 + i,  # a group's random numbers are its own
+        )
+        verdicts = [verify(task, c.text) for c in group]
+        rewards = [reward(v, settings.invalid_reward) for v in verdicts]
+        row = {
+            "task": task.entry_point,
+            "passing": sum(v.status == "passed" for v in verdicts),
+            "invalid": sum(v.status == "invalid" for v in verdicts),
+            "updated": len(set(rewards)) > 1,
+            "loss": None,
+            "gradient_norm": None,
+            "tokens": sum(len(c.ids) for c in group),
+            "rewards": rewards,
+            "rollouts": [c.text for c in group],
+        }
+        if i == 0:
+            gap = sampler_scorer_gap(model, task.prompt, group, settings.temperature)
+            if exact_arithmetic and gap > AGREE:
+                raise RuntimeError(
+                    f"sampler and scorer differ by {gap:.2e} nats on the first group, more than "
+                    f"{AGREE:g}: the gradient would not be that of what was sampled"
+                )
+            row["sampler_scorer_gap"] = gap
+        if row["updated"]:
+            log_probs = score(model, [task.prompt] * len(group), [c.ids for c in group])
+            loss = rloo_loss(log_probs, advantages(rewards))
+            loss.backward()
+            row["loss"], row["gradient_norm"] = loss.item(), optimizer.step()
+        return row
+
+    def at_milestone(_: int) -> Row:
+        result = evaluate_sampled(
+            model,
+            dev,
+            samples=settings.dev_samples,
+            temperature=settings.temperature,
+            max_new_tokens=settings.max_new_tokens,
+        )
+        return {"dev": result["total"], "dev_by_family": result["by_family"]}
+
+    def summarise(rows: list[Row]) -> dict[str, Any]:
+        updates = sum(row["updated"] for row in rows)
+        if not updates:
+            warnings.warn(
+                "no group had rewards that differ, so nothing was learned: start from a "
+                "checkpoint that sometimes succeeds, or sample at a higher temperature",
+                stacklevel=2,
+            )
+        return {
+            "updates": updates,
+            "passing": sum(row["passing"] for row in rows),
+            "rollouts": settings.group_size * len(rows),
+            "trainable_parameters": trainable,
+            "sampler_scorer_gap": rows[0]["sampler_scorer_gap"],
+        }
+
+    return run_steps(
+        "rl",
+        to_json(asdict(settings)) | {"start": checkpoint.load(start).hash},
+        optimizer,
+        settings.groups,
+        step,
+        output=output,
+        resume=resume,
+        milestones=settings.milestones,
+        at_milestone=at_milestone,
+        save_every=save_every,
+        summarise=summarise,
+    )
