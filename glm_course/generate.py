@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from glm_course.data.batches import pad_behind
 from glm_course.model import LanguageModel
 from glm_course.tokenizer import EOS, FIRST_BYTE, ByteTokenizer
 
@@ -151,12 +152,3 @@ def _generate_batch(
         for r in range(len(ids))
     ]
     return [done[i : i + samples] for i in range(0, len(done), samples)]
-
-
-def pad_behind(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Rows of ids as one tensor [B, T], zeros (pad) behind the shorter ones, and lengths [B]."""
-    lengths = torch.tensor([len(row) for row in rows])
-    ids = torch.zeros(len(rows), int(lengths.max()), dtype=torch.int64)
-    for i, row in enumerate(rows):
-        ids[i, : len(row)] = torch.tensor(row)
-    return ids.to(device), lengths.to(device)

@@ -144,12 +144,10 @@ class LanguageModel(nn.Module):
             )
         return torch.view_as_complex(self.table[:length])
 
-    def run_blocks(
-        self, streams: Tensor, packing: Packing, first: int = 0, last: int | None = None
-    ) -> Tensor:
-        """Blocks first to last - 1 (default: to the end) on packed streams [S, N, W]."""
+    def run_blocks(self, streams: Tensor, packing: Packing) -> Tensor:
+        """All blocks on packed streams [S, N, W]."""
         table = self.rotations(packing.shape[1])
-        for block in self.blocks[first:last]:
+        for block in self.blocks:
             streams = block(
                 streams,
                 lambda x, block=block: packing.pack(block.attention(packing.unpack(x), table)),

@@ -44,30 +44,29 @@ def environment(device: str, dtype: str) -> dict[str, Any]:
     }
 
 
-def library_hash(package: Path = PACKAGE) -> str:
-    """SHA-256 of every .py file below `package`, by relative path, in 64 hexadecimal digits.
+def code_hash(*parts: str, package: Path = PACKAGE) -> str:
+    """SHA-256 of the .py files that `parts` (files, or folders with all below) name in `package`.
 
-    Line ends are read as newlines, so a checkout on Windows has the hash of one on Linux.
+    By relative path, in 64 hexadecimal digits. Line ends are read as newlines, so a checkout on
+    Windows has the hash of one on Linux. Raises ValueError for a part that holds no .py file.
     """
+    files = {}
+    for part in parts:
+        path = package / part
+        found = [path] if path.is_file() else list(path.rglob("*.py"))
+        if not found:
+            raise ValueError(f"{part} holds no Python file in {package.name}")
+        files |= {file.relative_to(package).as_posix(): file for file in found}
     digest = hashlib.sha256()
-    files = {file.relative_to(package).as_posix(): file for file in package.rglob("*.py")}
     for name in sorted(files):
         source = files[name].read_bytes().replace(b"\r\n", b"\n")
         digest.update(f"{name}\n{len(source)}\n".encode() + source)
     return digest.hexdigest()
 
 
-def training_hash(package: Path = PACKAGE) -> str:
-    """As `library_hash`, of the files alone that trained weights depend on; keys the cache."""
-    training = ("config.py", "device.py", "generate.py", "model.py", "tokenizer.py", "verifier.py")
-    folders = ("data", "layers", "train")
-    digest = hashlib.sha256()
-    for file in [package / name for name in training] + [
-        file for folder in folders for file in sorted((package / folder).rglob("*.py"))
-    ]:
-        digest.update(file.relative_to(package).as_posix().encode())
-        digest.update(file.read_bytes().replace(b"\r\n", b"\n"))
-    return digest.hexdigest()
+def library_hash(package: Path = PACKAGE) -> str:
+    """`code_hash` of the whole package."""
+    return code_hash(".", package=package)
 
 
 def git_commit(package: Path = PACKAGE) -> str:

@@ -130,6 +130,10 @@ def pretraining_batches(batch_size: int, seed: int, start: int = 0) -> Iterator[
 
     Step n takes examples n * batch_size to (n + 1) * batch_size - 1: any step can be rebuilt alone.
     """
+    if batch_size < 1 or start < 0:
+        raise ValueError(
+            f"need a batch of at least 1 and a start of at least 0, got {batch_size}, {start}"
+        )
     tokenizer = ByteTokenizer()
     step = start
     while True:

@@ -15,12 +15,17 @@ from torch import Tensor
 
 from glm_course import checkpoint, receipt
 from glm_course.config import BASE, ModelConfig
+from glm_course.data.batches import shifted
 from glm_course.data.tasks import pretraining_batches
 from glm_course.device import pick_device, pick_dtype
-from glm_course.generate import pad_behind
 from glm_course.model import LanguageModel
 from glm_course.train.loop import Row, progress, run_steps, to_json
 from glm_course.train.optimizer import AdamWSettings, MasterAdamW
+
+# What pretrained weights depend on: the cache is keyed by these files and folders.
+CODE = ("config.py", "data", "device.py", "layers", "model.py", "tokenizer.py") + tuple(
+    f"train/{name}.py" for name in ("loop", "optimizer", "pretrain")
+)
 
 
 @dataclass(frozen=True)
@@ -46,16 +51,6 @@ def new_model(config: ModelConfig, seed: int) -> LanguageModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return LanguageModel(config)
-
-
-def shifted(examples: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs and labels [B, T], one byte apart, and the bool mask [B, T] of positions that count.
-
-    Rows are padded to the longest of the batch: padding adds nothing to the loss.
-    """
-    ids, lengths = pad_behind(examples, device)
-    mask = torch.arange(ids.shape[1] - 1, device=device) < lengths[:, None] - 1
-    return ids[:, :-1], ids[:, 1:], mask
 
 
 def next_byte_loss(model: LanguageModel, examples: list[list[int]]) -> tuple[Tensor, int]:
@@ -154,7 +149,7 @@ def pretrained(
     where = pick_device(device)
     key = {
         "name": f"pretrain-{settings.seed}",
-        "library": receipt.training_hash(),
+        "code": receipt.code_hash(*CODE),
         "settings": to_json(asdict(settings)),
         "dtype": str(pick_dtype(dtype, where)),
         "device": where.type,

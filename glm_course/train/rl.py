@@ -10,8 +10,11 @@ rewards are equal every advantage is zero, and the group is skipped. Sampling is
 temperature 0.35, so the gradient is that of another distribution than the one sampled from; and the
 mean, not the sum, makes tokens of long completions count less. Both are the original's choices.
 
-Only the last block, the final norm and the tied embedding learn. The blocks before run without a
-graph: the embedding learns through the output matrix, not through the bytes read in.
+Only the last block, the final norm and the tied embedding learn. The embedding learns at both its
+ends, as output matrix and through the bytes read in, so the graph runs through the frozen blocks:
+they pass gradients on and compute none for their own weights. Cutting the graph before the last
+block would save a third of the time, and was tried: a fifth as many rollouts pass in the first 24
+groups.
 
 Source: Kool et al. 2019; Ahmadian et al. (arXiv 2402.14740), eq. 8.
 """
@@ -27,10 +30,11 @@ import torch
 from torch import Tensor
 
 from glm_course import checkpoint
+from glm_course.data.batches import pad_behind
 from glm_course.data.tasks import CodingTask, frozen_tasks
 from glm_course.device import pick_device, pick_dtype
 from glm_course.evaluate import complete_tasks, evaluate_sampled
-from glm_course.generate import Completion, pad_behind, sampling_log_probs
+from glm_course.generate import Completion, sampling_log_probs
 from glm_course.model import LanguageModel, Packing
 from glm_course.tokenizer import ByteTokenizer
 from glm_course.train.loop import Row, run_steps, to_json
@@ -107,8 +111,8 @@ def score(
 ) -> list[Tensor]:
     """Log-probabilities of every token of each completion after its prompt, all in one forward.
 
-    With `masked` and a temperature: under the distribution the sampler draws from. The graph starts
-    at the last block. Returns a tensor [length] a completion.
+    With `masked` and a temperature: under the distribution the sampler draws from. Returns a tensor
+    [length] a completion.
     """
     device = model.embedding.weight.device
     starts = [ByteTokenizer().encode(prompt, bos=True) for prompt in prompts]
@@ -117,10 +121,7 @@ def score(
     )
     mask = torch.arange(ids.shape[1] - 1, device=device) < lengths[:, None] - 1
     packing = Packing.of(mask, tuple(mask.shape))
-    with torch.no_grad():
-        streams = model.split(packing.pack(model.embed(ids[:, :-1])))
-        streams = model.run_blocks(streams, packing, last=-1)
-    streams = model.run_blocks(streams, packing, first=-1)
+    streams = model.run_blocks(model.split(packing.pack(model.embed(ids[:, :-1]))), packing)
     # Position t predicts the id at t + 1: completions begin where their prompts' last id stands.
     first = torch.tensor([len(start) - 1 for start in starts], device=device)
     wanted = (torch.arange(mask.shape[1], device=device) >= first[:, None])[mask]  # [N]

@@ -1,0 +1,1 @@
+"""Recorded studies: what takes too long for a chapter, run seed by seed into one results file."""

@@ -1,0 +1,69 @@
+"""Run a study: one result a seed, several at a time, all in one file that grows as seeds finish.
+
+A study is a module with `run(seed, folder) -> dict` (train and measure; `folder` is for what an
+interrupted seed can go on from), `table(runs) -> str`, `figure(runs) -> Figure` and `MINUTES` (of
+one seed on two quiet CPU cores). A seed that is in the file already is not run again.
+"""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from glm_course import receipt
+from glm_course.device import set_threads
+
+
+def run_study(
+    study: ModuleType, seeds: Sequence[int], output: Path, jobs: int = 1
+) -> Iterator[dict[str, Any]]:
+    """Run the seeds that `output` (a JSON file) lacks; yield each seed's result as it is saved.
+
+    With several jobs the CPU threads are shared out among them. Every seed's result carries the
+    environment it ran in. Raises ValueError for jobs below one, repeated or negative seeds, or a
+    file that belongs to another study.
+    """
+    if jobs < 1:
+        raise ValueError(f"jobs must be at least 1, got {jobs}")
+    if len(set(seeds)) < len(seeds) or any(seed < 0 for seed in seeds):
+        raise ValueError(f"seeds must be different and not negative: {list(seeds)}")
+    name = study.__name__.rpartition(".")[2]
+    results = {"study": name, "runs": []}
+    if output.exists():
+        results = receipt.read(output)
+        if results.get("study") != name:
+            raise ValueError(f"{output} holds the study {results.get('study')!r}, not {name!r}")
+    done = {run["seed"] for run in results["runs"]}
+    todo = [seed for seed in seeds if seed not in done]
+    work = output.with_suffix("")  # folder for unfinished seeds, beside the file
+    threads = max(1, torch.get_num_threads() // jobs)
+
+    def save(run: dict[str, Any]) -> dict[str, Any]:
+        results["runs"] = sorted([*results["runs"], run], key=lambda r: r["seed"])
+        receipt.write(output, results, replace=True)
+        shutil.rmtree(work / f"seed_{run['seed']}", ignore_errors=True)
+        return run
+
+    if jobs == 1:
+        for seed in todo:
+            yield save(run_one(study.__name__, seed, work, threads))
+    else:
+        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+            futures = [pool.submit(run_one, study.__name__, s, work, threads) for s in todo]
+            for future in as_completed(futures):
+                yield save(future.result())
+    shutil.rmtree(work, ignore_errors=True)
+
+
+def run_one(module: str, seed: int, work: Path, threads: int) -> dict[str, Any]:
+    """One seed of the study in `module`, as a worker process runs it."""
+    from importlib import import_module
+
+    set_threads(threads)
+    result = import_module(module).run(seed, work / f"seed_{seed}")
+    return {"seed": seed, "environment": receipt.environment("cpu", "torch.float32")} | result
