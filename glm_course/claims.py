@@ -16,6 +16,7 @@ from typing import Any, SupportsFloat
 import yaml
 
 CLAIMS = Path(__file__).parents[1] / "book" / "claims.yaml"
+ORIGINAL = CLAIMS.parent / "results" / "original.yaml"
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Claim:
     why: str  # where the range comes from
     chapter: str  # the one that measures it, "09_pretraining"
     measured_on: Mapping[str, Any] | None = None  # device, threads, torch, commit
+    study: str | None = None  # "seeds: greedy_after": low and high are this study's interval
 
     def __post_init__(self) -> None:
         for name in ("original", "recorded", "low", "high"):
@@ -100,6 +102,11 @@ def load(path: Path = CLAIMS) -> dict[str, Claim]:
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path.name}: {name}: {error}") from None
     return claims
+
+
+def original(path: Path = ORIGINAL) -> dict[str, Any]:
+    """The figures that the original project reported, by topic; see the head of the file."""
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
 def claim(name: str, measured: SupportsFloat) -> None:

@@ -221,6 +221,8 @@ class LanguageModel(nn.Module):
     @torch.no_grad()
     def step_embeddings(self, x: Tensor, cache: DecodeCache) -> Tensor:
         """`step` for embeddings [B, W]."""
+        if x.device.type == "cpu":  # elsewhere the check would stall the device
+            self.rotations(int(cache.position.max()) + 1)
         table = torch.view_as_complex(self.table[cache.position])  # [B, D/2]
 
         def attend(block: Block, state: Any) -> Callable[[Tensor], Tensor]:

@@ -198,6 +198,28 @@ def prediction_interval(
     return Interval(float(max(v.mean() - half, low)), float(min(v.mean() + half, high)))
 
 
+def count_interval(values: ArrayLike, of: int, level: float = 0.95) -> Interval:
+    """Where the count of ONE more run should fall, given counts [n] out of `of` in n earlier runs.
+
+    `prediction_interval` on the scale arcsin sqrt((k + 3/8) / (of + 3/4)), on which a binomial
+    count scatters alike near its bounds and in the middle, by 1 / (2 sqrt(of + 1/2)); the runs'
+    scatter is taken to be no less than that. The result is rounded outwards to whole counts.
+    Raises ValueError for fewer than two values, counts outside 0 to `of`, or a level outside 0 to
+    1. Source: Anscombe, Biometrika 35 (1948) 246.
+    """
+    v = _numbers(values, "values", at_least=2)
+    _check_level(level)
+    if v.min() < 0 or v.max() > of:
+        raise ValueError(f"counts must lie from 0 to {of}")
+    angle = np.arcsin(np.sqrt((v + 3 / 8) / (of + 3 / 4)))
+    scatter = max(angle.std(ddof=1), 1 / (2 * math.sqrt(of + 1 / 2)))
+    t = stats.t.ppf((1 + level) / 2, len(v) - 1)
+    half = t * scatter * math.sqrt(1 + 1 / len(v))
+    ends = np.clip([angle.mean() - half, angle.mean() + half], 0, math.pi / 2)
+    low, high = np.sin(ends) ** 2 * (of + 3 / 4) - 3 / 8
+    return Interval(float(max(math.floor(low), 0)), float(min(math.ceil(high), of)))
+
+
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Chance that at least one of k samples passes, unbiased from c passes among n samples.
 

@@ -35,7 +35,7 @@ from glm_course.data.tasks import CodingTask
 
 MAX_BYTES = 2048  # of prompt and completion together, in UTF-8
 MAX_DEPTH = 100  # levels of the syntax tree; levels of nested values
-MAX_WORK = 20_000  # units of work a test; a reference body needs 4 to 18
+MAX_WORK = 20_000  # units a test; a reference body takes 4 to 18, the worst known case 0.03 s, 1 MB
 
 BUILTINS: dict[str, Any] = {f.__name__: f for f in (sum, len, abs, min, max, bool, int, str)}
 STATEMENTS = {ast.Return, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.If, ast.Expr, ast.Pass}
@@ -566,7 +566,7 @@ class _Run:
 
     def charge_index(self, container: Any, index: Any) -> None:
         if type(container) is dict:
-            self.charge(len(container) + self.weigh(index))  # all its keys may collide with this
+            self.weigh(index)  # a key is hashed to its depths
         elif type(index) is slice and type(container) in (str, list, tuple):
             self.charge(len(container))
 
@@ -575,8 +575,8 @@ class _Run:
     ) -> Iterator[_Scope]:
         """The scope of a comprehension, once a turn; `outer` is where its first source is read.
 
-        Nothing an expression does can change what another one reads, so when a generator
-        expression runs, Python's moment or a later one, makes no difference.
+        No expression changes what another one reads, so a generator expression may read that source
+        later than Python does: if an error comes of it, it comes all the same.
         """
         first, *rest = generators
         if inner is None:
@@ -599,8 +599,7 @@ class _Run:
             return self.extreme(function, args, keywords)
         if function is int or function is str or function is abs:
             for arg in (*args, *keywords.values()):
-                units = self.weigh(arg, ordered=True)
-                self.charge(units**2 // 10 if type(arg) is str and function is int else 10 * units)
+                self.charge(10 * self.weigh(arg, ordered=True))  # text may be ten times as long
         elif function is not len and function is not bool:
             raise _Failed("TypeError")
         return self.attempt(function, *args, **keywords)

@@ -50,6 +50,8 @@ def chunked(q: Tensor, k: Tensor, v: Tensor, chunk: int = CHUNK) -> Tensor:
         F.pad(x.to(q.dtype), (0, 0, 0, 0, 0, pad)).unflatten(1, (-1, chunk)).transpose(2, 3)
         for x in (q, k, v)
     )  # [B, C, H, chunk, D]
+    # Once here, or every product below makes, and keeps for backward, a copy of its own.
+    q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     states = F.pad((k.mT @ v).cumsum(1), (0, 0, 0, 0, 0, 0, 1, 0))  # sums over chunks, first empty
     sums = F.pad(k.sum(-2).cumsum(1), (0, 0, 0, 0, 1, 0))
     states, sums = states[:, :-1], sums[:, :-1]  # [B, C, H, D, D] and [B, C, H, D]

@@ -10,9 +10,10 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from glm_course import receipt
-from glm_course.data.tasks import frozen_tasks
+from glm_course.data.tasks import FAMILIES, frozen_tasks
 from glm_course.evaluate import combine, evaluate_greedy, evaluate_sampled
 from glm_course.model import LanguageModel
+from glm_course.stats import Interval, count_interval, prediction_interval
 from glm_course.train.pretrain import PretrainSettings, load_model, pretrain
 from glm_course.train.rl import RLSettings, rloo
 
@@ -74,9 +75,10 @@ def run(seed: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def headline(run: dict[str, Any]) -> dict[str, int]:
-    """The numbers of one seed that the original reports, by name."""
-    numbers = {"dev": run["dev_greedy"]["total"]["solved"]}
+def headline(run: dict[str, Any]) -> dict[str, float]:
+    """The numbers of one seed that the original reports, by name; counts unless called loss."""
+    numbers = {f"loss_{step}": run["loss"][step - 1] for step in (10, 20, 50, 100)}
+    numbers["dev"] = run["dev_greedy"]["total"]["solved"]
     for when in ("before", "after"):
         greedy, sampled = run[when]["greedy"], run[when]["sampled"]
         numbers |= {
@@ -88,16 +90,50 @@ def headline(run: dict[str, Any]) -> dict[str, int]:
             f"exact_all_{when}": sampled["total"]["exact"],
             f"tests_all_{when}": sampled["total"]["tests_passed"],
         }
+        for family, counts in sampled["by_family"].items():
+            numbers[f"exact_{family}_{when}"] = counts["exact"]
+    numbers |= {f"rl_dev_{m['step']}": m["exact"] for m in run["rl_dev"]}
     return numbers | {
         "updates": run["rl_summary"]["updates"],
         "passing": run["rl_summary"]["passing"],
     }
 
 
-def table(runs: list[dict[str, Any]]) -> str:
-    """One line a seed: greedy and sampled results on confirm, trained families, before and after.
+LIMITS = {  # of counts; a prefix stands for all names that begin with it
+    "dev": 8,
+    "greedy_tests": 72,
+    "greedy": 24,
+    "pass_at_8_all": 64,
+    "pass_at_8": 24,
+    "exact_all": 512,
+    "tests_all": 1536,
+    **{f"exact_{family}": 64 for family in FAMILIES},
+    "exact": 192,
+    "rl_dev": 96,
+    "updates": 96,
+    "passing": 1536,
+}
 
-    Counts: greedy of 24 tasks, exact of 192 sampled completions, passing of 1,536 rollouts.
+
+def intervals(runs: list[dict[str, Any]], level: float = 0.95) -> dict[str, Interval]:
+    """Prediction interval of each headline number for one more seed, within what is possible."""
+    rows = [headline(run) for run in runs]
+    found = {}
+    for name in rows[0]:
+        values = [row[name] for row in rows]
+        limit = next((LIMITS[prefix] for prefix in LIMITS if name.startswith(prefix)), None)
+        found[name] = (
+            prediction_interval(values, level, low=0)
+            if limit is None
+            else count_interval(values, limit, level)
+        )
+    return found
+
+
+def table(runs: list[dict[str, Any]]) -> str:
+    """One line a seed, on the trained families of confirm, then prediction intervals of all.
+
+    Counts: dev of 8 tasks, greedy of 24, exact of 192 completions, passing of 1,536 rollouts.
     """
     lines = [f"{'seed':>6} {'loss':>7} {'dev':>4} {'greedy':>10} {'exact':>12} {'passing':>8}"]
     for run in runs:
@@ -105,9 +141,12 @@ def table(runs: list[dict[str, Any]]) -> str:
         greedy = f"{n['greedy_before']} -> {n['greedy_after']}"
         exact = f"{n['exact_before']} -> {n['exact_after']}"
         lines.append(
-            f"{run['seed']:>6} {run['loss'][-1]:>7.4f} {n['dev']:>4} {greedy:>10} {exact:>12} "
+            f"{run['seed']:>6} {n['loss_100']:>7.4f} {n['dev']:>4} {greedy:>10} {exact:>12} "
             f"{n['passing']:>8}"
         )
+    if len(runs) > 1:
+        lines.append(f"\n95% prediction intervals for one more seed, from {len(runs)}:")
+        lines += [f"{n:<28} {i.low:8.2f} to {i.high:8.2f}" for n, i in intervals(runs).items()]
     return "\n".join(lines)
 
 

@@ -42,7 +42,7 @@ from glm_course.train.optimizer import AdamWSettings, MasterAdamW
 from glm_course.train.pretrain import load_model
 from glm_course.verifier import reward, verify
 
-AGREE = 1e-5  # fp32: largest difference between a token's log-probability sampled and scored
+AGREE = 1e-5  # fp32: largest `sampler_scorer_gap`
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,10 @@ def rloo_loss(log_probs: Sequence[Tensor], advantage: Tensor) -> Tensor:
 def sampler_scorer_gap(
     model: LanguageModel, prompt: str, group: Sequence[Completion], temperature: float
 ) -> float:
-    """Largest difference between sampled and scored log-probabilities of the group's tokens."""
+    """Largest difference between sampled and scored log-probability of any token of the group.
+
+    In nats, and from 1 nat on relative to the log-probability: rounding grows with it.
+    """
     with torch.no_grad():
         scored = score(
             model,
@@ -152,10 +155,11 @@ def sampler_scorer_gap(
             temperature=temperature,
             masked=True,
         )
-    return max(
-        (tokens.cpu() - torch.tensor(c.log_probs)).abs().max().item()
-        for tokens, c in zip(scored, group, strict=True)
+    score_of, sampled = (
+        torch.cat(scored).cpu(),
+        torch.tensor([x for c in group for x in c.log_probs]),
     )
+    return ((score_of - sampled).abs() / sampled.abs().clamp(min=1)).max().item()
 
 
 def rloo(
