@@ -17,6 +17,7 @@ import os
 import re
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -33,8 +34,10 @@ LIBRARY = Path(__file__).parent
 BOOK = LIBRARY.parent / "book"
 CELL_SECONDS = 1800  # limit of one cell, as for nbval in pyproject.toml
 # What a chapter's kernel gets beside the caller's environment: waiting threads that sleep and leave
-# the cores to others, and inline figures even where the shell names another backend.
+# the cores to others, inline figures even where the shell names another backend, and no progress
+# bars, which show times.
 KERNEL = {
+    "GLM_COURSE_PROGRESS": "off",
     "OMP_WAIT_POLICY": "PASSIVE",
     "MPLBACKEND": "module://matplotlib_inline.backend_inline",
 }
@@ -290,7 +293,12 @@ def run(
         memory = "" if peak is None else f", peak {peak:.0f} MiB"
         print(f"{chapter}: {seconds:.1f} s{memory}", flush=True)
         if keep_record:
-            measured = {"seconds": round(seconds, 1), "peak_mib": peak and round(peak)}
+            measured = {
+                "seconds": round(seconds, 1),
+                "peak_mib": peak and round(peak),
+                "cores": os.cpu_count(),
+                "torch": version("torch"),
+            }
             record({chapter: measured}, BOOK / "results" / "execution.json")
 
 

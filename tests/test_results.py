@@ -1,0 +1,71 @@
+"""The recorded results say what the chapters and claims say they do."""
+
+import pytest
+
+from glm_course import claims, receipt
+from glm_course.data.tasks import frozen_tasks
+from glm_course.evaluate import combine, judge
+from glm_course.studies import seeds
+
+RESULTS = claims.CLAIMS.parent / "results"
+FROM_STUDY = {name: c for name, c in claims.load().items() if c.study}
+
+
+def test_the_study_holds_enough_draws():
+    runs = receipt.read(RESULTS / "seeds.json")["runs"]
+    assert len({run["seed"] for run in runs}) == len(runs) >= 5
+    assert all(len(run["loss"]) == 100 for run in runs)
+
+
+@pytest.mark.parametrize("name", FROM_STUDY)
+def test_a_claim_has_the_interval_of_its_study(name):
+    claim = FROM_STUDY[name]
+    study, _, number = claim.study.partition(": ")
+    assert study == "seeds"
+    low, high = seeds.intervals(receipt.read(RESULTS / "seeds.json")["runs"])[number]
+    assert (claim.low, claim.high) == (pytest.approx(low, abs=1e-4), pytest.approx(high, abs=1e-4))
+
+
+@pytest.mark.parametrize("name", FROM_STUDY)
+def test_a_claim_can_fail(name):
+    claim = FROM_STUDY[name]
+    number = claim.study.partition(": ")[2]
+    limit = next((n for prefix, n in seeds.LIMITS.items() if number.startswith(prefix)), None)
+    assert limit is None or (claim.low, claim.high) != (0, limit)
+
+
+@pytest.mark.parametrize("name", ["pretrain", "rl"])
+def test_main_runs_are_finished_and_carry_their_provenance(name):
+    run = receipt.read(RESULTS / f"{name}.json")
+    assert run["status"] == "finished"
+    assert len(run["rows"]) == run["steps"]
+    assert len(run["environment"]["git_commit"]) == 40, "not from a clean checkout"
+
+
+def test_the_recorded_loss_follows_the_published_curve():
+    rows = receipt.read(RESULTS / "pretrain.json")["rows"]
+    published = claims.original()["pretraining"]["loss_by_step"]
+    for step, value in published.items():
+        if step != "kind" and step <= 100:
+            assert abs(rows[step - 1]["loss"] - value) <= (0.02 if step <= 20 else 0.1)
+
+
+def test_rl_started_from_the_recorded_checkpoint_and_trained_what_it_should():
+    milestones = receipt.read(RESULTS / "pretrain.json")["milestones"]
+    [start] = [m["weights"] for m in milestones if m["step"] == 100]
+    rl = receipt.read(RESULTS / "rl.json")
+    assert rl["settings"]["start"] == start
+    assert rl["summary"]["trainable_parameters"] == 2_190_152
+    assert rl["summary"]["rollouts"] == 1536
+    assert rl["summary"]["updates"] == sum(row["updated"] for row in rl["rows"])
+
+
+@pytest.mark.parametrize("split", ["dev", "confirm"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_recorded_verdicts_are_what_the_verifier_says_today(split, when):
+    result = receipt.read(RESULTS / f"{split}_{when}_rl.json")
+    tasks = frozen_tasks(split, result["settings"]["per_family"])
+    for kind in ("greedy", "sampled"):
+        again = judge(tasks, [row["completions"] for row in result[kind]["tasks"]])
+        assert again["total"] == result[kind]["total"]
+        assert combine(again, seeds.TRAINED) == combine(result[kind], seeds.TRAINED)
