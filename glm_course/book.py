@@ -30,6 +30,8 @@ from nbclient.util import run_sync
 from nbformat import NotebookNode
 from tqdm import tqdm
 
+from glm_course.receipt import library_hash
+
 LIBRARY = Path(__file__).parent
 BOOK = LIBRARY.parent / "book"
 CELL_SECONDS = 1800  # limit of one cell, as for nbval in pyproject.toml
@@ -73,15 +75,6 @@ def chapters(book: Path = BOOK) -> list[str]:
     return sorted({p.stem for p in found})
 
 
-def library_hash(library: Path = LIBRARY) -> str:
-    """SHA-256 over the relative paths and the text of every Python file of the library."""
-    digest = hashlib.sha256()
-    for path in sorted(library.rglob("*.py"), key=lambda p: p.relative_to(library).as_posix()):
-        digest.update(path.relative_to(library).as_posix().encode() + b"\0")
-        digest.update(path.read_text(encoding="utf-8").encode() + b"\0")  # newlines as \n
-    return digest.hexdigest()
-
-
 def body(notebook: NotebookNode) -> str:
     """The notebook as MyST text without header: equal for a text and its notebook."""
     # Cell options in one order: a notebook file has them sorted, a text as its author wrote them.
@@ -92,6 +85,14 @@ def body(notebook: NotebookNode) -> str:
         "jupytext": {"default_lexer": "ipython3", "notebook_metadata_filter": "-all"},
     }
     return jupytext.writes(bare, fmt="md:myst")
+
+
+def text_of(notebook: NotebookNode) -> str:
+    """The text of a chapter in the one form it has on disk.
+
+    JupyterLab does not open a pair that differs, be it in the order of a cell's options.
+    """
+    return HEADER + body(notebook)
 
 
 def source_hash(notebook: NotebookNode) -> str:
@@ -108,9 +109,9 @@ def code_hash(notebook: NotebookNode) -> str:
 def state(chapter: str, book: Path = BOOK) -> tuple[State, str]:
     """What a chapter needs, and why.
 
-    "run": execute it. "prose": only words changed since it was executed, so `sync` can keep the
-    outputs. "notebook": the notebook alone was edited, so `sync` must bring the text up to date.
-    "conflict": both were edited, differently.
+    "run": execute it. "prose": only words or their form changed since it was executed, so `sync`
+    can keep the outputs. "notebook": the notebook alone was edited, so `sync` must bring the text
+    up to date. "conflict": both were edited, differently.
     """
     text_path, notebook_path = book / f"{chapter}.md", book / f"{chapter}.ipynb"
     if not notebook_path.exists():
@@ -131,6 +132,8 @@ def state(chapter: str, book: Path = BOOK) -> tuple[State, str]:
         return "run", "was executed with other library code"
     if text_hash != executed.get("source"):
         return "prose", "holds prose that its notebook does not record yet"
+    if text_path.read_text(encoding="utf-8") != text_of(text):
+        return "prose", "is not written the way Jupytext writes it"
     return "fresh", "is up to date"
 
 
@@ -165,7 +168,15 @@ def _rename_widgets(notebook: NotebookNode) -> NotebookNode:
 
 def write(notebook: NotebookNode, path: Path) -> None:
     """Write a normalised notebook as UTF-8 with \\n line ends."""
-    text = nbformat.writes(normalise(notebook)) + "\n"
+    _write(path, nbformat.writes(normalise(notebook)) + "\n")
+
+
+def write_text(notebook: NotebookNode, path: Path) -> None:
+    """Write a chapter's text in its one form."""
+    _write(path, text_of(notebook))
+
+
+def _write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8", newline="\n")
 
 
@@ -221,8 +232,7 @@ def record(results: dict[str, dict], path: Path) -> None:
     """Merge `results`, by chapter, into the JSON file at `path`."""
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     path.parent.mkdir(exist_ok=True)
-    text = json.dumps(known | results, indent=2, sort_keys=True) + "\n"
-    path.write_text(text, encoding="utf-8", newline="\n")
+    _write(path, json.dumps(known | results, indent=2, sort_keys=True) + "\n")
 
 
 def sync_chapter(chapter: str, book: Path = BOOK) -> str:
@@ -239,7 +249,6 @@ def sync_chapter(chapter: str, book: Path = BOOK) -> str:
         )
     if kind == "notebook":
         notebook = jupytext.read(notebook_path)
-        text_path.write_text(HEADER + body(notebook), encoding="utf-8", newline="\n")
         done = "text written from the notebook"
     elif kind == "prose":
         text, notebook = jupytext.read(text_path), jupytext.read(notebook_path)
@@ -248,13 +257,14 @@ def sync_chapter(chapter: str, book: Path = BOOK) -> str:
         for before, after in zip(old, new, strict=True):
             after.outputs, after.execution_count = before.outputs, before.execution_count
         notebook.cells = text.cells
-        done = "prose carried into the notebook, outputs kept"
+        done = "text carried into the notebook, outputs kept"
     else:
         return f"nothing to carry across: it {why}"
     # The outputs still belong to this code; words around it may have changed.
     executed = notebook.metadata.get("glm_course", {})
     if code_hash(notebook) == executed.get("code"):
         executed["source"] = source_hash(notebook)
+    write_text(notebook, text_path)
     write(notebook, notebook_path)
     return done
 
@@ -285,6 +295,8 @@ def run(
         if kind in ("notebook", "conflict"):
             sys.exit(f"{chapter} {why}: run `python -m glm_course.book sync {chapter}` first")
     for chapter in chosen:
+        text = BOOK / f"{chapter}.md"
+        write_text(jupytext.read(text), text)  # before and not after: authors may go on writing
         try:
             notebook, seconds, peak = execute(chapter)
         except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:

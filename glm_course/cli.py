@@ -44,6 +44,7 @@ Preset = StrEnum("Preset", ["base", "study_mini", "vision_mini"])
 Split = StrEnum("Split", list(SPLITS))
 Study = StrEnum("Study", ["seeds"])
 RL_FAMILIES, ALL_FAMILIES = ",".join(RLSettings.families), ",".join(FAMILIES)
+MAX_SEED = 2**32 - 1
 PRESETS = {"base": BASE, "study_mini": STUDY_MINI, "vision_mini": VISION_MINI}
 
 DeviceOption = Annotated[
@@ -63,7 +64,9 @@ Temperature = Annotated[
     float, typer.Option(min=0, help="Of sampling, in units of the logits; 0 is greedy.")
 ]
 NewTokens = Annotated[int, typer.Option(min=1, help="Most bytes a completion may have.")]
-EvaluationSeed = Annotated[int, typer.Option(min=0, help="Of the random numbers of sampling.")]
+EvaluationSeed = Annotated[
+    int, typer.Option(min=0, max=MAX_SEED, help="Of the random numbers of sampling.")
+]
 Families = Annotated[
     str, typer.Option(help=f"Families, separated by commas, out of {', '.join(FAMILIES)}.")
 ]
@@ -126,7 +129,9 @@ def info(preset: Annotated[Preset, typer.Option(help="Which model.")] = Preset.b
 def pretrain(
     steps: Annotated[int, typer.Option(min=1, help="Updates.")] = 400,
     batch_size: Annotated[int, typer.Option(min=1, help="Examples an update.")] = 32,
-    seed: Annotated[int, typer.Option(min=0, help="Of initial weights and data.")] = 42,
+    seed: Annotated[
+        int, typer.Option(min=0, max=MAX_SEED, help="Of initial weights and data.")
+    ] = 42,
     preset: Annotated[Preset, typer.Option(help="Which model.")] = Preset.base,
     milestones: Annotated[
         str, typer.Option(help="Steps after which weights are kept, separated by commas.")
@@ -157,12 +162,12 @@ def pretrain(
         milestones=tuple(sorted(mark for mark in marks if mark <= steps)),
     )
     output = output or Path("runs") / f"pretrain-{seed}"
+    rows = pretrain_loop(settings, output=output, resume=resume, device=device, dtype=dtype)
     say(
         f"Pretraining {preset.value} for {steps} steps of {batch_size} examples on "
         f"{describe(pick_device(device))}, into {output}. On two CPU cores about "
         f"{steps * batch_size / 32 * 2.5 / 60:.0f} minutes for the base model."
     )
-    rows = pretrain_loop(settings, output=output, resume=resume, device=device, dtype=dtype)
     follow(rows, steps, "step", every=10)
     say(f"Done: {output / 'receipt.json'}, last weights {output / step_name(steps)}")
 
@@ -179,7 +184,9 @@ def rl(
     max_new_tokens: NewTokens = 48,
     invalid_reward: Annotated[float, typer.Option(help="Reward of invalid code.")] = -0.1,
     learning_rate: Annotated[float, typer.Option(min=0, help="AdamW's.")] = 5e-5,
-    seed: Annotated[int, typer.Option(min=0, help="Of task order and sampling.")] = 31415,
+    seed: Annotated[
+        int, typer.Option(min=0, max=MAX_SEED, help="Of task order and sampling.")
+    ] = 31415,
     output: Annotated[Path | None, typer.Option(help="Run folder [default: runs/rl-SEED].")] = None,
     resume: ResumeOption = False,
     device: DeviceOption = Device.auto,
@@ -207,11 +214,11 @@ def rl(
         ),
     )
     output = output or Path("runs") / f"rl-{seed}"
+    rows = rloo(settings, start, output=output, resume=resume, device=device, dtype=dtype)
     say(
         f"RLOO from {start}: {groups} groups of {group_size} on {describe(pick_device(device))}, "
         f"into {output}. On two CPU cores about {groups * group_size / 1536 * 2.5:.0f} minutes."
     )
-    rows = rloo(settings, start, output=output, resume=resume, device=device, dtype=dtype)
     follow(rows, groups, "group", every=8)
     say(f"Done: {output / 'receipt.json'}, last weights {output / step_name(groups)}")
 
@@ -240,13 +247,15 @@ def evaluate(
     All 64 tasks of confirm with 8 samples take about a minute on two CPU cores.
     """
     set_threads(threads)
-    if samples and not temperature > 0:
+    if samples and not 0 < temperature < float("inf"):
         raise ValueError(f"temperature must be above 0 to sample, got {temperature}")
     if output is not None and output.exists():
         raise FileExistsError(f"{output} exists already; choose another --output")
     chosen = split_families(families)
     tasks = frozen_tasks(split.value, per_family, chosen)
     model = load_model(checkpoint, device=device)
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)  # rather fails now than with the result
     say(
         f"{len(tasks)} tasks of {split.value}, greedy and {samples} samples each, on "
         f"{describe(pick_device(device))}. About {0.2 + len(tasks) * (samples + 1) / 600:.1f} "
@@ -395,6 +404,8 @@ def main() -> None:
     """Run a command; one line and exit code 2 for what a user got wrong."""
     try:
         code = app(standalone_mode=False)
+        if code == 130:  # what typer makes of Ctrl-C
+            raise KeyboardInterrupt
     except click.exceptions.NoArgsIsHelpError as error:
         print(error.format_message())
         code = 2

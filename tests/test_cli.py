@@ -12,6 +12,7 @@ import click
 import pytest
 import torch
 import typer
+from matplotlib.figure import Figure
 
 from glm_course import checkpoint, cli, receipt
 from glm_course.data.tasks import make_task
@@ -29,6 +30,7 @@ def call(monkeypatch, capsys, tmp_path, tiny):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(cli.PRESETS, "base", tiny)
     monkeypatch.setenv("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", ""))
+    monkeypatch.setenv("GLM_COURSE_PROGRESS", "off")
     threads = torch.get_num_threads()
 
     def call(line: str, *more: object) -> tuple[int, str, str]:
@@ -265,7 +267,7 @@ def test_rl_goes_on_from_a_checkpoint_and_resumes(call, trained, tmp_path, monke
 
 
 def test_an_interrupt_between_rows_leaves_a_run_to_resume(call, tmp_path, monkeypatch):
-    def stop(rows, *_):
+    def stop(rows, *_, **__):
         for row in rows:
             if row["step"] == 2:
                 raise KeyboardInterrupt
@@ -305,6 +307,11 @@ def test_evaluate_prints_a_table_and_writes_all_of_it(call, trained, tmp_path):
         assert row.split() == [*wanted, f"{s['exact']}/{s['completions']}"]
     assert f"3: {sampled['total']['solved'] / 6:.3f}" in last
     assert [row["task"] for row in greedy["tasks"]][:2] == ["increment_jgsmuqb", INCREMENT]
+
+
+def test_an_evaluation_says_which_weights_it_is_of(call, trained, tmp_path):
+    succeed(call, f"evaluate {trained} --per-family 1 --samples 0 --output result.json")
+    assert checkpoint.load(trained).hash in (tmp_path / "result.json").read_text()
 
 
 def test_evaluate_without_samples_is_greedy_only(call, trained, tmp_path):
@@ -361,6 +368,7 @@ def test_a_study_runs_and_is_analysed_again_without_training(call, tmp_path, mon
 
     monkeypatch.setattr(seeds, "run", lambda seed, folder: {"value": seed * 2})
     monkeypatch.setattr(seeds, "table", lambda runs: f"values {[run['value'] for run in runs]}")
+    monkeypatch.setattr(seeds, "figure", lambda runs: Figure())
     code, out, err = call("study seeds --seeds 3,1 --output out/seeds.json")
     assert (code, out) == (0, "values [2, 6]\n")
     assert "2 seeds" in err and "minutes a seed" in err and "seed 3 is done" in err
@@ -387,11 +395,10 @@ def test_ctrl_c_ends_a_run_with_a_checkpoint_that_resume_takes_to_the_end(call, 
     with child:
         guard = threading.Timer(300, child.kill)
         guard.start()
-        for line in child.stderr:
-            if line.startswith("step 10 of 60"):
-                break
+        while not child.stderr.readline().startswith("step 10 of 60"):
+            assert child.poll() is None
         child.send_signal(signal.SIGINT)
-        out, err = child.communicate()
+        out, err = child.stdout.read(), child.stderr.read()
         guard.cancel()
     assert (child.returncode, out) == (130, "")
     assert "Traceback" not in err

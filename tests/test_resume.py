@@ -164,6 +164,15 @@ def test_a_run_closed_at_any_steps_resumes_to_the_same_weights(
     assert_same_run(output, whole)
 
 
+def test_a_bf16_run_resumes_to_the_same_weights(loop, tmp_path):
+    list(loop.begin(tmp_path / "whole", dtype="bf16"))
+    rows = loop.begin(tmp_path / "closed", dtype="bf16")
+    assert next(rows)["step"] == 1
+    rows.close()
+    list(loop.begin(tmp_path / "closed", dtype="bf16", resume=True))
+    assert timeless(report(tmp_path / "closed")) == timeless(report(tmp_path / "whole"))
+
+
 @pytest.mark.parametrize("step", [1, 3, 5])
 def test_an_interrupt_within_a_step_is_held_until_the_step_ends(
     loop, whole, tmp_path, monkeypatch, step
@@ -269,7 +278,7 @@ def test_a_save_that_was_cut_in_half_is_not_what_a_run_goes_on_from(loop, whole,
 
 
 CHILD = """
-import json, sys
+import json, sys, time
 from pathlib import Path
 import torch
 from glm_course.config import ModelConfig
@@ -292,11 +301,12 @@ else:
     rl.verify = lambda _, text: Verdict("passed" if sum(map(ord, text)) % 2 else "failed", 0, "")
     rows = rl.rloo(rl.RLSettings(**s), Path(told["start"]), **how)
 for row in rows:
+    time.sleep(0.1)  # so that it cannot be through before it is killed
     print(row["step"], flush=True)
 """
 
 
-def test_a_process_killed_twice_resumes_to_the_same_weights(loop, whole, tmp_path):
+def test_a_process_that_is_killed_resumes_to_the_same_weights(loop, whole, tmp_path):
     """SIGKILL, which nothing can hold or handle, moments after a step; it saves all the time."""
     output = tmp_path / "run"
     told = {
@@ -305,8 +315,9 @@ def test_a_process_killed_twice_resumes_to_the_same_weights(loop, whole, tmp_pat
         "start": str(loop.start[0]) if loop.start else None,
         "output": str(output),
     }
+    kills = {"pretrain": ((1, 0.013), (3, 0.031)), "rl": ((2, 0.05),)}[loop.kind]
     seen = 0
-    for step, moment in ((1, 0.013), (3, 0.031)):
+    for step, moment in kills:
         child = subprocess.Popen(
             [sys.executable, "-c", CHILD, json.dumps(told)], stdout=subprocess.PIPE, text=True
         )

@@ -272,7 +272,7 @@ def test_rounding_alone_stops_no_run(trained, temperature):
     settings = replace(
         SMALL, families=("double", "even", "reverse"), groups=1, group_size=16, milestones=()
     )
-    for seed in range(8):
+    for seed in range(6):
         once = replace(settings, seed=seed, temperature=temperature)
         [row] = rloo(once, trained, device="cpu")
         assert row["sampler_scorer_gap"] < 1e-4

@@ -8,9 +8,12 @@ Left out: capacity limits and dropped tokens; a balancing loss (the router here 
 language loss alone).
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from glm_course.config import ModelConfig
 
@@ -21,18 +24,49 @@ def swiglu(x: Tensor) -> Tensor:
     return F.silu(gate) * value
 
 
+class _GroupedMatmul(torch.autograd.Function):
+    """One product a group, each written where it belongs.
+
+    Autograd's own graph for `split`, `@` and `cat` does the same products, and then copies every
+    result and every gradient once more.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, sizes: list[int]) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.sizes = sizes
+        y = x.new_empty(len(x), weight.shape[2])
+        for rows, matrix, out in zip(x.split(sizes), weight, y.split(sizes), strict=True):
+            torch.mm(rows, matrix, out=out)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        dx, dweight = (
+            torch.empty_like(t) if needed else None
+            for t, needed in zip((x, weight), ctx.needs_input_grad, strict=False)
+        )
+        dy_groups = dy.split(ctx.sizes)
+        if dx is not None:
+            for dy_rows, matrix, out in zip(dy_groups, weight, dx.split(ctx.sizes), strict=True):
+                torch.mm(dy_rows, matrix.T, out=out)
+        if dweight is not None:
+            for rows, dy_rows, out in zip(x.split(ctx.sizes), dy_groups, dweight, strict=True):
+                torch.mm(rows.T, dy_rows, out=out)
+        return dx, dweight, None
+
+
 def grouped_matmul(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     """Rows of x [N, K], grouped by expert, each group by its matrix in weight [E, K, M]: [N, M].
 
     counts: [E] rows a group, int64. On CUDA one kernel takes all groups and the counts stay on the
-    card. Elsewhere a loop over experts is as fast, and also serves fp64 and MPS. `split` and
-    `unbind` matter: their backward writes each gradient once, where indexing would fill a zero
-    tensor of full size for every expert.
+    card. Elsewhere a loop over experts is as fast, and also serves fp64 and MPS.
     """
     if x.is_cuda and x.dtype == torch.bfloat16:
         return F.grouped_mm(x, weight, offs=counts.cumsum(0).to(torch.int32))
-    groups = zip(x.split(counts.tolist()), weight.unbind(), strict=True)
-    return torch.cat([rows @ matrix for rows, matrix in groups])
+    return _GroupedMatmul.apply(x, weight, counts.tolist())
 
 
 def route(x: Tensor, router: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
