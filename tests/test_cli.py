@@ -49,6 +49,11 @@ def succeed(call, line: str, *more: object) -> str:
     return out
 
 
+def unspaced(text: str) -> str:
+    """Text whose lines may have been broken anywhere."""
+    return "".join(text.split())
+
+
 def files(folder: Path) -> set[str]:
     return {file.relative_to(folder).as_posix() for file in folder.rglob("*")}
 
@@ -70,8 +75,8 @@ def test_without_a_command_it_prints_the_help(call):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_lists_every_option_with_what_it_is_and_what_it_is_by_default(call, name):
-    out = " ".join(succeed(call, f"{name} --help").split())
-    assert COMMANDS[name].help.split("\n")[0].rstrip() in out
+    out = unspaced(succeed(call, f"{name} --help"))
+    assert unspaced(COMMANDS[name].help.split("\n")[0]) in out
     context = click.Context(COMMANDS[name])
     for parameter in COMMANDS[name].params:
         if parameter.name == "help":
@@ -79,11 +84,11 @@ def test_help_lists_every_option_with_what_it_is_and_what_it_is_by_default(call,
         assert parameter.help and parameter.help.endswith("."), parameter.name
         for spelling in parameter.opts if isinstance(parameter, click.Option) else ():
             assert spelling in out
-        record = " ".join(parameter.get_help_record(context)[1].split())
-        assert record in out
+        record = unspaced(parameter.get_help_record(context)[1])
+        assert unspaced(parameter.help) in record and record in out
         default = parameter.default
         if isinstance(default, Path | str | int | float) and not isinstance(default, bool):
-            assert f"default: {default}" in record, parameter.name
+            assert unspaced(f"default: {default}") in record, parameter.name
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -236,7 +241,7 @@ def test_rl_goes_on_from_a_checkpoint_and_resumes(call, trained, tmp_path, monke
 
     monkeypatch.setattr(rl_module, "verify", by_text)
     line = f"rl --start {trained} --output run --device cpu --families increment --groups 3 "
-    line += "--group-size 4 --max-new-tokens 6 --temperature 0.7 --invalid-reward -0.5 "
+    line += "--group-size 4 --max-new-tokens 16 --temperature 1.5 --invalid-reward -0.5 "
     line += "--learning-rate 0.001 --seed 2"
     complete, calls = rl_module.complete_tasks, []
 
@@ -257,8 +262,9 @@ def test_rl_goes_on_from_a_checkpoint_and_resumes(call, trained, tmp_path, monke
     assert (report["status"], report["steps"]) == ("finished", 3)
     assert [m["step"] for m in report["milestones"]] == [0, 3]
     assert report["weights"] == checkpoint.load("run/step_0003").hash
+    assert report["weights"] != checkpoint.load(trained).hash and report["summary"]["updates"]
     settings = {name: report["settings"][name] for name in ("families", "seed", "temperature")}
-    assert settings == {"families": ["increment"], "seed": 2, "temperature": 0.7}
+    assert settings == {"families": ["increment"], "seed": 2, "temperature": 1.5}
     assert report["settings"]["invalid_reward"] == -0.5
     assert report["settings"]["optimizer"]["learning_rate"] == 0.001
     assert report["settings"]["optimizer"]["weight_decay"] == 0.0

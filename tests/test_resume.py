@@ -147,7 +147,7 @@ def test_the_runs_of_these_tests_learn(whole):
 
 
 @given(st.sets(st.integers(1, STEPS - 1), max_size=3), st.integers(1, 7))
-@settings(max_examples=8)
+@settings(max_examples=6)
 def test_a_run_closed_at_any_steps_resumes_to_the_same_weights(
     loop, whole, tmp_path_factory, stops, save_every
 ):
