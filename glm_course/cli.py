@@ -17,13 +17,15 @@ import torch
 import typer
 
 from glm_course import receipt
+from glm_course.checkpoint import weights_hash
 from glm_course.config import BASE, STUDY_MINI, VISION_MINI
 from glm_course.data.tasks import FAMILIES, SPLITS, CodingTask, frozen_tasks
 from glm_course.device import describe, pick_device, set_threads
 from glm_course.evaluate import evaluate_greedy, evaluate_sampled
+from glm_course.generate import encode_prompts
 from glm_course.generate import generate as generate_completions
 from glm_course.model import parameter_counts
-from glm_course.studies.runner import run_study
+from glm_course.studies.runner import read_results, run_study
 from glm_course.train.loop import progress, step_name
 from glm_course.train.pretrain import PretrainSettings, load_model, new_model
 from glm_course.train.pretrain import pretrain as pretrain_loop
@@ -254,6 +256,7 @@ def evaluate(
     chosen = split_families(families)
     tasks = frozen_tasks(split.value, per_family, chosen)
     model = load_model(checkpoint, device=device)
+    encode_prompts(model, [task.prompt for task in tasks], max_new_tokens)
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)  # rather fails now than with the result
     say(
@@ -272,6 +275,7 @@ def evaluate(
             "seed": seed,
             **common,
         },
+        "weights": weights_hash(model.state_dict()),
         "environment": receipt.environment(
             str(model.embedding.weight.device), str(model.embedding.weight.dtype)
         ),
@@ -386,13 +390,14 @@ def study(
             wanted = [int(seed) for seed in seeds.split(",")]
         except ValueError:
             raise ValueError(f"seeds must be whole numbers with commas, got {seeds!r}") from None
+        results = run_study(module, wanted, output, jobs)
         say(
             f"Study {name.value}: {len(wanted)} seeds, {jobs} at a time, into {output}. About "
             f"{module.MINUTES} minutes a seed on two CPU cores."
         )
-        for run in run_study(module, wanted, output, jobs):
+        for run in results:
             say(f"seed {run['seed']} is done")
-    runs = receipt.read(output)["runs"]
+    runs = read_results(module, output)["runs"]
     print(module.table(runs))
     if not analyse:
         figure = output.with_suffix(".png")

@@ -38,9 +38,12 @@ def allowed_ids(vocab_size: int, device: torch.device | str) -> Tensor:
 
 
 def sampling_log_probs(logits: Tensor, temperature: float) -> Tensor:
-    """Log-probabilities [..., V] that tokens are sampled with: masked, at `temperature` above 0."""
+    """Log-probabilities [..., V] that tokens are sampled with: masked, at `temperature` above 0.
+
+    Below a temperature of 1e-6, where logits would overflow, the likeliest token is certain anyway.
+    """
     blocked = ~allowed_ids(logits.shape[-1], logits.device)
-    return (logits.masked_fill(blocked, -torch.inf) / temperature).log_softmax(-1)
+    return (logits.masked_fill(blocked, -torch.inf) / max(temperature, 1e-6)).log_softmax(-1)
 
 
 def draw(log_probs: Tensor, uniform: Tensor) -> Tensor:
@@ -51,6 +54,19 @@ def draw(log_probs: Tensor, uniform: Tensor) -> Tensor:
     """
     cumulated = log_probs.exp().cumsum(-1)
     return torch.searchsorted(cumulated, uniform[:, None] * cumulated[:, -1:], right=True)[:, 0]
+
+
+def encode_prompts(
+    model: LanguageModel, prompts: Sequence[str], max_new_tokens: int
+) -> list[list[int]]:
+    """Ids of the prompts, bos before each; ValueError where one leaves too little room."""
+    encoded = [ByteTokenizer().encode(prompt, bos=True) for prompt in prompts]
+    longest, limit = max(map(len, encoded)), model.config.max_length
+    if longest + max_new_tokens > limit:
+        raise ValueError(
+            f"prompt of {longest} tokens and {max_new_tokens} new ones exceed max_length {limit}"
+        )
+    return encoded
 
 
 @torch.no_grad()
@@ -79,12 +95,7 @@ def generate(
         raise ValueError(f"need at least 1 sample and 1 token, got {samples} and {max_new_tokens}")
     if not prompts:
         raise ValueError("need at least one prompt")
-    encoded = [ByteTokenizer().encode(prompt, bos=True) for prompt in prompts]
-    longest, limit = max(map(len, encoded)), model.config.max_length
-    if longest + max_new_tokens > limit:
-        raise ValueError(
-            f"prompt of {longest} tokens and {max_new_tokens} new ones exceed max_length {limit}"
-        )
+    encoded = encode_prompts(model, prompts, max_new_tokens)
     noise = torch.rand(
         len(prompts), samples, max_new_tokens, generator=torch.Generator().manual_seed(seed)
     )

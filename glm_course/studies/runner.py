@@ -25,22 +25,33 @@ def run_study(
     """Run the seeds that `output` (a JSON file) lacks; yield each seed's result as it is saved.
 
     With several jobs the CPU threads are shared out among them. Every seed's result carries the
-    environment it ran in. Raises ValueError for jobs below one, repeated or negative seeds, or a
-    file that belongs to another study.
+    environment it ran in. Seeds that are unfinished when one fails, or at Ctrl-C, go on next time.
+    Raises ValueError for jobs below one, repeated or negative seeds, or a file that belongs to
+    another study.
     """
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
     if len(set(seeds)) < len(seeds) or any(seed < 0 for seed in seeds):
         raise ValueError(f"seeds must be different and not negative: {list(seeds)}")
     name = study.__name__.rpartition(".")[2]
-    results = {"study": name, "runs": []}
-    if output.exists():
-        results = receipt.read(output)
-        if results.get("study") != name:
-            raise ValueError(f"{output} holds the study {results.get('study')!r}, not {name!r}")
+    results = read_results(study, output) if output.exists() else {"study": name, "runs": []}
+    return _run(study, seeds, output, jobs, results)
+
+
+def read_results(study: ModuleType, output: Path) -> dict[str, Any]:
+    """The results file of a study. Raises FileNotFoundError, or ValueError where it is no such."""
+    name, results = study.__name__.rpartition(".")[2], receipt.read(output)
+    if results.get("study") != name or not isinstance(results.get("runs"), list):
+        raise ValueError(f"{output} holds the study {results.get('study')!r}, not {name!r}")
+    return results
+
+
+def _run(
+    study: ModuleType, seeds: Sequence[int], output: Path, jobs: int, results: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
     done = {run["seed"] for run in results["runs"]}
     todo = [seed for seed in seeds if seed not in done]
-    work = output.with_suffix("")  # folder for unfinished seeds, beside the file
+    work = output.with_name(f"{output.name}.unfinished")  # folder of unfinished seeds
     threads = max(1, torch.get_num_threads() // jobs)
 
     def save(run: dict[str, Any]) -> dict[str, Any]:
@@ -55,8 +66,12 @@ def run_study(
     else:
         with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
             futures = [pool.submit(run_one, study.__name__, s, work, threads) for s in todo]
-            for future in as_completed(futures):
-                yield save(future.result())
+            try:
+                for future in as_completed(futures):
+                    yield save(future.result())
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)  # or the rest would run all the same
+                raise
     shutil.rmtree(work, ignore_errors=True)
 
 

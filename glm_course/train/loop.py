@@ -10,6 +10,7 @@ A step depends only on its number and on what `latest` holds (data and random nu
 from seeds), so a run killed at any moment resumes to the same weights, bit for bit.
 """
 
+import math
 import os
 import signal
 import sys
@@ -31,7 +32,7 @@ Row = dict[str, Any]
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C until the block ends, then raise KeyboardInterrupt: a step is never half done.
+    """Hold Ctrl-C until the block ends, then let it through: a step is never half done.
 
     Signals reach the main thread only; elsewhere nothing needs holding.
     """
@@ -45,7 +46,7 @@ def interrupts_held() -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, before)
     if held:
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)  # to whoever handles it: KeyboardInterrupt as a rule
 
 
 def progress(rows: Iterable[Row], total: int, unit: str = "step") -> Iterator[Row]:
@@ -54,7 +55,8 @@ def progress(rows: Iterable[Row], total: int, unit: str = "step") -> Iterator[Ro
     No bar where stderr is no terminal, or where GLM_COURSE_PROGRESS=off (as when chapters are
     tested, since a bar shows times). The bar shows what rows hold: loss, tokens per second.
     """
-    notebook = "ipykernel" in sys.modules
+    shell = "IPython" in sys.modules and sys.modules["IPython"].get_ipython()
+    notebook = hasattr(shell, "kernel")
     off = os.environ.get("GLM_COURSE_PROGRESS") == "off" or not (notebook or sys.stderr.isatty())
     with tqdm(total=total, unit=unit, disable=off) as bar:
         for row in rows:
@@ -87,6 +89,8 @@ def run_steps(
 ) -> Iterator[Row]:
     """Run step(0) to step(steps - 1), yielding each row with its number and seconds added.
 
+    Claims `output`, and refuses what is wrong, when it is called and not at the first row.
+
     `step` does one step and returns its row. At each milestone (the last step is always one) the
     weights are saved, and at_milestone(done) adds an entry to the receipt's `milestones`. With
     `output` None nothing is written.
@@ -113,8 +117,27 @@ def run_steps(
         _claim(output, report, resume)
     if resume and output is not None:
         _restore(output, report, optimizer)
-    rows, before = report["rows"], report["seconds"]
+    return _run_steps(
+        report, optimizer, steps, step, output, marks, at_milestone, save_every, summarise
+    )
+
+
+def _run_steps(
+    report: dict[str, Any],
+    optimizer: MasterAdamW,
+    steps: int,
+    step: Callable[[int], Row],
+    output: Path | None,
+    marks: set[int],
+    at_milestone: Callable[[int], Row] | None,
+    save_every: int,
+    summarise: Callable[[list[Row]], dict[str, Any]] | None,
+) -> Iterator[Row]:
+    """The generator of `run_steps`, which has refused what is wrong before anything runs."""
+    model, rows, before = optimizer.model, report["rows"], report["seconds"]
+    device = str(model.embedding.weight.device)
     start = time.perf_counter()
+    stopped = None
 
     def write(status: str) -> None:
         report.update(status=status, steps=len(rows))
@@ -147,6 +170,10 @@ def run_steps(
                 began = time.perf_counter()
                 row = {"step": i + 1} | step(i)
                 row["seconds"] = round(time.perf_counter() - began, 4)
+                if not math.isfinite(row.get("loss") or 0):
+                    raise ValueError(
+                        f"the loss of step {i + 1} is {row['loss']}: training diverged"
+                    )
                 rows.append(row)
                 if i + 1 in marks:
                     milestone(i + 1)
@@ -154,12 +181,12 @@ def run_steps(
                     write("running")
                     save_latest()
             yield row
-    except (KeyboardInterrupt, GeneratorExit):
+    except (KeyboardInterrupt, GeneratorExit) as stop:
         if len(rows) < steps:
             write("interrupted")
             save_latest()
             raise
-        # Stopped after the last step, before the next row was asked for: the run is complete.
+        stopped = stop  # after the last step: the run is complete
     except BaseException:
         write("failed")
         raise
@@ -169,6 +196,8 @@ def run_steps(
     write("finished")
     if output is not None:
         checkpoint.remove(output / "latest")
+    if isinstance(stopped, KeyboardInterrupt):
+        raise stopped
 
 
 def _claim(output: Path, report: dict[str, Any], resume: bool) -> None:
@@ -184,7 +213,12 @@ def _claim(output: Path, report: dict[str, Any], resume: bool) -> None:
         raise ValueError(f"{path} is of a {earlier.get('kind')} run, not of {report['kind']}")
     if earlier.get("status") == "finished":
         raise ValueError(f"{path}: this run is finished, so there is nothing to resume")
-    for name in report["settings"].keys() | earlier["settings"].keys():
+    if not isinstance(earlier.get("settings"), dict):
+        raise ValueError(f"{path} holds no settings, so it is not of a run")
+    was, now = (run.get("environment", {}).get("dtype") for run in (earlier, report))
+    if was != now:
+        raise ValueError(f"{path}: the run is in {was}, so it cannot go on in {now}")
+    for name in sorted(report["settings"].keys() | earlier["settings"].keys()):
         was, now = earlier["settings"].get(name), report["settings"].get(name)
         if was != now:
             raise ValueError(f"{path}: the run has {name} {was!r}, so it cannot go on with {now!r}")

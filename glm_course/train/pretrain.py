@@ -16,7 +16,7 @@ from torch import Tensor
 from glm_course import checkpoint, receipt
 from glm_course.config import BASE, ModelConfig
 from glm_course.data.batches import shifted
-from glm_course.data.tasks import pretraining_batches
+from glm_course.data.tasks import frozen_tasks, pretraining_batches
 from glm_course.device import pick_device, pick_dtype
 from glm_course.model import LanguageModel
 from glm_course.train.loop import Row, progress, run_steps, to_json
@@ -84,6 +84,12 @@ def pretrain(
     load_balance, seconds. Raises ValueError and FileExistsError as `run_steps`.
     """
     where = pick_device(device)
+    # Inputs: bos, prompt and completion; eos is predicted only.
+    longest = 1 + max(len(task.prompt + task.completion) for task in frozen_tasks("rl", 32))
+    if longest > settings.model.max_length:
+        raise ValueError(
+            f"examples of {longest} tokens exceed max_length {settings.model.max_length}"
+        )
     optimizer = MasterAdamW(
         new_model(settings.model, settings.seed).to(where),
         pick_dtype(dtype, where),

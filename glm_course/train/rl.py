@@ -19,6 +19,7 @@ groups.
 Source: Kool et al. 2019; Ahmadian et al. (arXiv 2402.14740), eq. 8.
 """
 
+import math
 import random
 import warnings
 from collections.abc import Iterator, Sequence
@@ -34,7 +35,7 @@ from glm_course.data.batches import pad_behind
 from glm_course.data.tasks import CodingTask, frozen_tasks
 from glm_course.device import pick_device, pick_dtype
 from glm_course.evaluate import complete_tasks, evaluate_sampled
-from glm_course.generate import Completion, sampling_log_probs
+from glm_course.generate import Completion, encode_prompts, sampling_log_probs
 from glm_course.model import LanguageModel, Packing
 from glm_course.tokenizer import ByteTokenizer
 from glm_course.train.loop import Row, run_steps, to_json
@@ -42,7 +43,7 @@ from glm_course.train.optimizer import AdamWSettings, MasterAdamW
 from glm_course.train.pretrain import load_model
 from glm_course.verifier import reward, verify
 
-AGREE = 1e-5  # fp32: largest `sampler_scorer_gap`
+AGREE = 1e-4  # fp32: largest `sampler_scorer_gap`; rounding makes 4e-5, a wrong token or mask 1e-2
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,8 @@ class RLSettings:
             raise ValueError(f"need at least 1: groups {self.groups}, samples {self.dev_samples}")
         if not 0 < self.temperature < float("inf"):
             raise ValueError(f"temperature must be a positive number, got {self.temperature}")
+        if not math.isfinite(self.invalid_reward):
+            raise ValueError(f"invalid_reward must be a number, got {self.invalid_reward}")
         if self.seed < 0:
             raise ValueError(f"seed must not be negative, got {self.seed}")
 
@@ -187,6 +190,7 @@ def rloo(
     tasks = frozen_tasks("rl", settings.tasks_per_family, settings.families)
     order = schedule(tasks, settings.groups, settings.seed)
     dev = frozen_tasks("dev", settings.dev_tasks, settings.families)
+    encode_prompts(model, [task.prompt for task in tasks + dev], settings.max_new_tokens)
     exact_arithmetic = model.blocks[0].moe.up.dtype == torch.float32
 
     def step(i: int) -> Row:
