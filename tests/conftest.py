@@ -1,5 +1,6 @@
 """What test modules share: one hypothesis profile, and a tiny model that has learned a little."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ from glm_course.config import ModelConfig
 from glm_course.model import LanguageModel
 from glm_course.train.optimizer import AdamWSettings
 from glm_course.train.pretrain import PretrainSettings, load_model, pretrain
+
+# A shell that starts pytest in the background has it ignore Ctrl-C, and Python keeps that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("suite", deadline=None, derandomize=True)
 settings.load_profile("suite")
