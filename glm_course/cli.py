@@ -7,6 +7,7 @@ A wrong value is refused in one line with exit code 2; Ctrl-C leaves a run that 
 import json
 import platform
 import sys
+from dataclasses import replace
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
@@ -44,7 +45,7 @@ Device = StrEnum("Device", ["auto", "cuda", "mps", "cpu"])
 DType = StrEnum("DType", ["auto", "fp32", "bf16"])
 Preset = StrEnum("Preset", ["base", "study_mini", "vision_mini"])
 Split = StrEnum("Split", list(SPLITS))
-Study = StrEnum("Study", ["seeds"])
+Study = StrEnum("Study", {"seeds": "seeds", "dense_control": "dense-control"})
 RL_FAMILIES, ALL_FAMILIES = ",".join(RLSettings.families), ",".join(FAMILIES)
 MAX_SEED = 2**32 - 1
 PRESETS = {"base": BASE, "study_mini": STUDY_MINI, "vision_mini": VISION_MINI}
@@ -135,6 +136,12 @@ def pretrain(
         int, typer.Option(min=0, max=MAX_SEED, help="Of initial weights and data.")
     ] = 42,
     preset: Annotated[Preset, typer.Option(help="Which model.")] = Preset.base,
+    balance_loss: Annotated[
+        float, typer.Option(min=0, help="Weight of the experts' balance loss; 0: none.")
+    ] = 0.0,
+    bias_rate: Annotated[
+        float, typer.Option(min=0, help="Step of the experts' selection bias; 0: no bias.")
+    ] = 0.0,
     milestones: Annotated[
         str, typer.Option(help="Steps after which weights are kept, separated by commas.")
     ] = "100,200,400",
@@ -157,10 +164,12 @@ def pretrain(
     except ValueError:
         raise ValueError(f"milestones must be numbers of steps, got {milestones!r}") from None
     settings = PretrainSettings(
-        model=PRESETS[preset],
+        model=replace(PRESETS[preset], selection_bias=bias_rate > 0),
         steps=steps,
         batch_size=batch_size,
         seed=seed,
+        balance_loss=balance_loss,
+        bias_rate=bias_rate,
         milestones=tuple(sorted(mark for mark in marks if mark <= steps)),
     )
     output = output or Path("runs") / f"pretrain-{seed}"
@@ -383,7 +392,7 @@ def study(
     Writes the results, a table and a figure.
     """
     set_threads(threads)
-    module = import_module(f"glm_course.studies.{name.value}")
+    module = import_module(f"glm_course.studies.{name.name}")
     output = output or Path("runs") / f"study-{name.value}.json"
     if not analyse:
         try:

@@ -20,8 +20,9 @@ class ModelConfig:
     layers: int = 12
     heads: int = 6
     expert_hidden: int = 384  # inner width of every SwiGLU expert
-    experts: int = 8  # routed experts a layer
+    experts: int = 8  # routed experts a layer; with 0 only the shared one: a dense MLP
     top_k: int = 2  # routed experts a token
+    selection_bias: bool = False  # a bias an expert on the router's choice, moved by its load
     streams: int = 4  # parallel residual streams
     window: int = 32  # last positions a sparse layer sees, the present one included
     stride: int = 32  # anchors of a sparse layer: positions 0, stride, 2 stride, ...
@@ -32,8 +33,13 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if value <= 0:
+            if name not in ("experts", "top_k", "selection_bias") and value <= 0:
                 raise ValueError(f"{name} must be positive, got {value}")
+        if self.experts < 0 or self.top_k < min(1, self.experts):
+            raise ValueError(
+                f"a token needs at least one of the routed experts, or there must be none: "
+                f"top_k {self.top_k}, experts {self.experts}"
+            )
         if self.width % self.heads:
             raise ValueError(f"width {self.width} does not divide into {self.heads} heads")
         if self.head_dim % 2:
@@ -56,6 +62,9 @@ class ModelConfig:
 
 
 BASE = ModelConfig()
+# Softmax attention to every earlier position and one MLP as wide as a token's three experts: what
+# BASE uses of its weights for one token, less the router. A window of max_length reaches them all.
+DENSE_CONTROL = ModelConfig(expert_hidden=3 * 384, experts=0, top_k=0, window=192, sparse_every=1)
 STUDY_MINI = ModelConfig(
     width=48,
     layers=3,

@@ -117,10 +117,11 @@ class LanguageModel(nn.Module):
         for block in self.blocks:
             block.attention.qkv.weight.normal_(std=INIT_STD)
             block.attention.out.weight.normal_(std=INIT_STD)
-            block.moe.router.weight.normal_(std=INIT_STD)
-            for up, down in zip(block.moe.up, block.moe.down, strict=True):
-                for matrix in (up, down):  # stored [in, out], drawn [out, in]
-                    matrix.copy_(matrix.new_empty(matrix.T.shape).normal_(std=INIT_STD).T)
+            if self.config.experts:
+                block.moe.router.weight.normal_(std=INIT_STD)
+                for up, down in zip(block.moe.up, block.moe.down, strict=True):
+                    for matrix in (up, down):  # stored [in, out], drawn [out, in]
+                        matrix.copy_(matrix.new_empty(matrix.T.shape).normal_(std=INIT_STD).T)
             block.moe.shared_up.weight.normal_(std=INIT_STD)
             block.moe.shared_down.weight.normal_(std=INIT_STD)
         self.embedding.weight.normal_(std=INIT_STD)
@@ -241,11 +242,12 @@ def parameter_counts(model: LanguageModel) -> dict[str, int]:
     Active: everything not routed, plus routed experts times top_k / experts.
     """
     config, blocks = model.config, model.blocks
+    routed = [b.moe for b in blocks if config.experts]
     parts = {
         "embedding and output (tied)": model.embedding.weight.numel(),
         "attention": sum(p.numel() for b in blocks for p in b.attention.parameters()),
-        "router": sum(b.moe.router.weight.numel() for b in blocks),
-        "routed experts": sum(b.moe.up.numel() + b.moe.down.numel() for b in blocks),
+        "router": sum(moe.router.weight.numel() for moe in routed),
+        "routed experts": sum(moe.up.numel() + moe.down.numel() for moe in routed),
         "shared experts": sum(
             b.moe.shared_up.weight.numel() + b.moe.shared_down.weight.numel() for b in blocks
         ),
@@ -253,5 +255,5 @@ def parameter_counts(model: LanguageModel) -> dict[str, int]:
         "stream mixers": sum(p.numel() for b in blocks for p in b.mixer.parameters()),
     }
     total = sum(parts.values())
-    idle = parts["routed experts"] * (config.experts - config.top_k) // config.experts
+    idle = parts["routed experts"] * (config.experts - config.top_k) // max(config.experts, 1)
     return parts | {"total": total, "active": total - idle}

@@ -4,7 +4,9 @@ from dataclasses import FrozenInstanceError, asdict, fields, replace
 
 import pytest
 
-from glm_course.config import BASE, STUDY_MINI, VISION_MINI, ModelConfig
+from glm_course.config import BASE, DENSE_CONTROL, STUDY_MINI, VISION_MINI, ModelConfig
+from glm_course.model import parameter_counts
+from glm_course.train.pretrain import new_model
 
 PUBLISHED = {  # one row a setting: base, study mini, vision mini
     "vocab_size": (260, 260, 263),
@@ -14,6 +16,7 @@ PUBLISHED = {  # one row a setting: base, study mini, vision mini
     "expert_hidden": (384, 96, 48),
     "experts": (8, 4, 4),
     "top_k": (2, 1, 2),
+    "selection_bias": (False, False, False),
     "streams": (4, 2, 2),
     "window": (32, 24, 8),
     "stride": (32, 24, 8),
@@ -51,9 +54,12 @@ def test_the_rhythm_is_a_setting():
     assert all(every_layer.is_sparse(i) for i in range(12))
 
 
+ROUTING = ("experts", "top_k", "selection_bias")
+
+
 @pytest.mark.parametrize("value", [0, -1])
-@pytest.mark.parametrize("name", [field.name for field in fields(ModelConfig)])
-def test_every_setting_must_be_positive(name, value):
+@pytest.mark.parametrize("name", [f.name for f in fields(ModelConfig) if f.name not in ROUTING])
+def test_every_size_must_be_positive(name, value):
     with pytest.raises(ValueError, match=f"{name} must be positive, got {value}"):
         ModelConfig(**{name: value})
 
@@ -72,6 +78,18 @@ def test_top_k_cannot_exceed_the_experts():
     assert ModelConfig(top_k=8).top_k == 8
     with pytest.raises(ValueError, match="top_k 9 is more than the 8 experts"):
         ModelConfig(top_k=9)
+
+
+@pytest.mark.parametrize("experts, top_k", [(-1, 0), (8, 0), (8, -1)])
+def test_a_token_needs_an_expert_where_there_are_any(experts, top_k):
+    with pytest.raises(ValueError, match="at least one of the routed experts"):
+        ModelConfig(experts=experts, top_k=top_k)
+
+
+def test_the_dense_control_has_the_active_weights_of_the_base_model_less_the_router():
+    base, dense = (parameter_counts(new_model(config, 0)) for config in (BASE, DENSE_CONTROL))
+    assert dense["active"] == dense["total"] == base["active"] - base["router"]
+    assert dense["router"] == dense["routed experts"] == 0
 
 
 def test_a_changed_copy_is_checked_too():

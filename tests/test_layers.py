@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from glm_course.config import BASE, ModelConfig
 from glm_course.layers import linear_attention as linear
 from glm_course.layers import sparse_attention as sparse
-from glm_course.layers.moe import MixtureOfExperts
+from glm_course.layers.moe import MixtureOfExperts, balance_loss, route, swiglu, update_bias
 from glm_course.layers.norm import RMSNorm
 from glm_course.layers.rotary import rotary_table, rotate
 from glm_course.layers.streams import StreamMixer
@@ -217,6 +217,80 @@ def test_with_one_expert_a_token_the_router_gets_no_gradient():
     moe(torch.randn(9, 12)).square().sum().backward()
     assert moe.router.weight.grad.abs().max() == 0
     assert moe.up.grad.abs().max() > 0
+
+
+@few
+@given(st.integers(0, 7), st.integers(1, 9), SEEDS)
+def test_swiglu_equals_its_formula_in_output_and_gradients(rows, hidden, seed):
+    *_, x, weight = draw_qkv((rows, 2 * hidden), seed)
+
+    def formula(x: Tensor) -> Tensor:
+        gate, value = x.chunk(2, -1)
+        return gate / (1 + (-gate).exp()) * value
+
+    weight = weight[:, :hidden]
+    fast = output_and_gradients(swiglu, [x], weight)
+    assert_same(fast, output_and_gradients(formula, [x], weight))
+
+
+def test_a_selection_bias_changes_the_choice_and_not_the_weights():
+    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
+    gates, experts = route(logits, 2, bias=torch.tensor([0.0, -5.0, 0.0, 0.0]))
+    assert experts.tolist() == [[0, 2]]
+    assert_close(gates, torch.tensor([[2.0, 0.0]]).softmax(-1))
+    for ours, plain in zip(route(logits, 2, torch.zeros(4)), route(logits, 2), strict=True):
+        assert_close(ours, plain)
+
+
+@few
+@given(st.integers(1, 30), st.integers(1, 6), SEEDS, st.data())
+def test_balance_loss_is_1_when_even_and_its_gradient_lowers_the_busiest_expert(
+    tokens, experts, seed, data
+):
+    top_k = data.draw(st.integers(1, experts))
+    even = torch.zeros(tokens, experts, dtype=torch.float64)
+    assert balance_loss(even, top_k).item() == pytest.approx(1)
+    logits = torch.randn(tokens, experts, generator=torch.Generator().manual_seed(seed))
+    logits.requires_grad_()
+    loss = balance_loss(logits, top_k)
+    share = torch.zeros(experts)
+    for row in logits:
+        share[row.topk(top_k).indices] += 1 / (tokens * top_k)
+    assert_close(loss, experts * (share * logits.softmax(-1).mean(0)).sum())
+    loss.backward()
+    lower = logits.detach() - 1e-3 * logits.grad
+    after = (share * lower.softmax(-1).mean(0)).sum()
+    assert after <= (share * logits.softmax(-1).mean(0)).sum() + 1e-7
+
+
+def test_the_bias_rises_for_idle_experts_and_falls_for_busy_ones():
+    bias = torch.tensor([0.5, 0.0, 0.0])
+    update_bias(bias, torch.tensor([10, 5, 0]), 0.01)
+    assert_close(bias, torch.tensor([0.49, 0.0, 0.01]))
+
+
+def test_without_routed_experts_the_layer_is_the_shared_mlp():
+    torch.manual_seed(0)
+    moe = MixtureOfExperts(ModelConfig(width=12, heads=2, expert_hidden=8, experts=0, top_k=0))
+    x = torch.randn(9, 12)
+    gate, value = moe.shared_up(x).chunk(2, -1)
+    assert_close(moe(x), moe.shared_down(gate * gate.sigmoid() * value))
+    assert [name for name, _ in moe.named_parameters()] == [
+        "shared_up.weight",
+        "shared_down.weight",
+    ]
+
+
+def test_router_logits_are_kept_on_request():
+    torch.manual_seed(0)
+    moe = MixtureOfExperts(ModelConfig(width=12, heads=2, expert_hidden=8, experts=5))
+    x = torch.randn(9, 12)
+    moe(x)
+    assert moe.logits is None
+    moe.keep_logits = True
+    moe(x)
+    balance_loss(moe.logits, moe.top_k).backward()
+    assert moe.router.weight.grad.abs().max() > 0
 
 
 @few

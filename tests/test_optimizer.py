@@ -193,3 +193,36 @@ def test_a_loaded_optimizer_goes_on_to_the_same_bits(tiny, dtype, one_thread):
 def test_hyperparameters_that_are_none_are_refused(tiny, wrong):
     with pytest.raises(ValueError, match="Invalid"):
         MasterAdamW(new_model(tiny, 1), torch.float32, AdamWSettings(**wrong))
+
+
+def test_warm_up_raises_the_rate_in_a_line_and_survives_saving(tiny):
+    settings = AdamWSettings(learning_rate=1e-3, warmup=4)
+    optimizer, rates = MasterAdamW(new_model(tiny, 1), torch.float32, settings), []
+    for step in range(6):
+        if step == 2:
+            saved = optimizer.weights(), optimizer.adamw.state_dict()
+            optimizer = MasterAdamW(new_model(tiny, 2), torch.float32, settings)
+            optimizer.load(*saved)
+        gradients(optimizer.model, step)
+        optimizer.step()
+        rates.append(optimizer.adamw.param_groups[0]["lr"])
+    assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3, 1e-3, 1e-3, 1e-3])
+
+
+@pytest.mark.parametrize("decay_all", [True, False])
+def test_decay_of_matrices_leaves_vectors_and_the_embedding(tiny, decay_all):
+    model = new_model(tiny, 1)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    settings = AdamWSettings(learning_rate=0.1, weight_decay=0.5, decay_all=decay_all)
+    optimizer = MasterAdamW(model, torch.float32, settings)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)  # so that decay alone moves anything
+    optimizer.step()
+    for name, p in model.named_parameters():
+        decayed = decay_all or (p.ndim > 1 and name != "embedding.weight")
+        torch.testing.assert_close(p.detach(), before[name] * (0.95 if decayed else 1))
+
+
+def test_a_negative_warm_up_is_refused():
+    with pytest.raises(ValueError, match="warmup must not be negative"):
+        AdamWSettings(warmup=-1)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from glm_course import checkpoint, receipt
 from glm_course.checkpoint import CheckpointError, weights_hash
+from glm_course.config import DENSE_CONTROL
 from glm_course.data.batches import pad_behind, shifted
 from glm_course.data.tasks import pretraining_batches
 from glm_course.tokenizer import PAD
@@ -236,6 +237,61 @@ def test_load_balance_is_1_when_even_and_the_number_of_experts_when_one_does_all
     assert load_balance(model) == pytest.approx(1)
     model.blocks[0].moe.load = torch.tensor([0, 20, 0, 0])
     assert load_balance(model) == pytest.approx((4 + 1) / 2)
+
+
+# --- balancing -----------------------------------------------------------------------------------
+
+
+def balances(settings: PretrainSettings) -> list[float]:
+    return [row["load_balance"] for row in pretrain(settings, device="cpu")]
+
+
+def test_balance_loss_and_selection_bias_even_out_the_load(tiny):
+    plain = PretrainSettings(model=tiny, steps=40, batch_size=8, seed=3, milestones=())
+    biased = replace(tiny, selection_bias=True)
+    alone = balances(plain)[-1]
+    assert balances(replace(plain, balance_loss=0.1))[-1] < alone - 0.1
+    assert balances(replace(plain, model=biased, bias_rate=0.02))[-1] < alone - 0.1
+
+
+def test_a_run_with_a_selection_bias_saves_it_and_resumes_to_the_same_weights(tiny, tmp_path):
+    settings = PretrainSettings(
+        model=replace(tiny, selection_bias=True),
+        steps=3,
+        batch_size=2,
+        milestones=(3,),
+        bias_rate=0.1,
+    )
+    list(pretrain(settings, output=tmp_path / "whole", device="cpu"))
+    run = pretrain(settings, output=tmp_path / "cut", device="cpu")
+    next(run), next(run)
+    run.close()
+    list(pretrain(settings, output=tmp_path / "cut", device="cpu", resume=True))
+    whole, cut = (checkpoint.load(tmp_path / name / "step_0003") for name in ("whole", "cut"))
+    assert whole.hash == cut.hash
+    assert whole.weights["blocks.0.moe.bias"].abs().max() > 0
+    model = load_model(tmp_path / "whole" / "step_0003", device="cpu")
+    assert torch.equal(model.blocks[0].moe.bias, whole.weights["blocks.0.moe.bias"])
+
+
+def test_balancing_that_cannot_be_is_refused(tiny):
+    with pytest.raises(ValueError, match="go together"):
+        PretrainSettings(model=tiny, bias_rate=0.1)
+    with pytest.raises(ValueError, match="go together"):
+        PretrainSettings(model=replace(tiny, selection_bias=True))
+    with pytest.raises(ValueError, match="must not be negative"):
+        PretrainSettings(model=tiny, balance_loss=-1.0)
+    with pytest.raises(ValueError, match="needs routed experts"):
+        PretrainSettings(model=DENSE_CONTROL, balance_loss=0.1)
+
+
+def test_a_model_without_routed_experts_pretrains_and_reports_even_load(tiny):
+    dense = replace(tiny, experts=0, top_k=0, sparse_every=1)
+    rows = list(
+        pretrain(PretrainSettings(model=dense, steps=12, batch_size=4, milestones=()), device="cpu")
+    )
+    assert {row["load_balance"] for row in rows} == {1.0}
+    assert rows[-1]["loss"] < rows[0]["loss"]
 
 
 # --- bf16 ----------------------------------------------------------------------------------------

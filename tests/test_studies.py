@@ -336,10 +336,10 @@ def test_a_run_is_trained_once_resumed_if_unfinished_and_else_read(tiny, tmp_pat
     rows = pretrain(run, output=tmp_path / "run", device="cpu")
     next(rows)
     rows.close()
-    finished = seeds.run_or_resume(pretrain, run, folder=tmp_path / "run")
+    finished = runner.run_or_resume(pretrain, run, folder=tmp_path / "run")
     assert [row["step"] for row in finished["rows"]] == [1, 2, 3]
-    assert seeds.run_or_resume(None, run, folder=tmp_path / "run") == finished
-    assert seeds.run_or_resume(pretrain, run, folder=tmp_path / "new")["steps"] == 3
+    assert runner.run_or_resume(None, run, folder=tmp_path / "run") == finished
+    assert runner.run_or_resume(pretrain, run, folder=tmp_path / "new")["steps"] == 3
 
 
 def test_one_seed_from_random_weights_to_table_and_figure(tiny, tmp_path, monkeypatch):

@@ -82,3 +82,13 @@ def run_one(module: str, seed: int, work: Path, threads: int) -> dict[str, Any]:
     set_threads(threads)
     result = import_module(module).run(seed, work / f"seed_{seed}")
     return {"seed": seed, "environment": receipt.environment("cpu", "torch.float32")} | result
+
+
+def run_or_resume(loop: Any, settings: Any, *start: Path, folder: Path) -> dict[str, Any]:
+    """Receipt of a run in `folder`: the finished one that is there, or trained on to its end."""
+    path = folder / "receipt.json"
+    if path.exists() and receipt.read(path)["status"] == "finished":
+        return receipt.read(path)
+    for _ in loop(settings, *start, output=folder, resume=path.exists(), device="cpu"):
+        pass
+    return receipt.read(path)

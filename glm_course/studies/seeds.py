@@ -9,11 +9,11 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from glm_course import receipt
 from glm_course.data.tasks import FAMILIES, frozen_tasks
 from glm_course.evaluate import combine, evaluate_greedy, evaluate_sampled
 from glm_course.model import LanguageModel
 from glm_course.stats import Interval, count_interval, prediction_interval
+from glm_course.studies.runner import run_or_resume
 from glm_course.train.pretrain import PretrainSettings, load_model, pretrain
 from glm_course.train.rl import RLSettings, rloo
 
@@ -33,21 +33,6 @@ def without_texts(result: dict[str, Any]) -> dict[str, Any]:
     """A result of `evaluate` with verdicts but without the completions, which are most of it."""
     tasks = [{k: v for k, v in row.items() if k != "completions"} for row in result["tasks"]]
     return result | {"tasks": tasks}
-
-
-def finish(rows: Any, folder: Path) -> dict[str, Any]:
-    """Exhaust a training loop and return its receipt."""
-    for _ in rows:
-        pass
-    return receipt.read(folder / "receipt.json")
-
-
-def run_or_resume(loop: Any, settings: Any, *start: Path, folder: Path) -> dict[str, Any]:
-    """Receipt of a run in `folder`: the finished one that is there, or trained on to its end."""
-    path = folder / "receipt.json"
-    if path.exists() and receipt.read(path)["status"] == "finished":
-        return receipt.read(path)
-    return finish(loop(settings, *start, output=folder, resume=path.exists(), device="cpu"), folder)
 
 
 def run(seed: int, folder: Path) -> dict[str, Any]:

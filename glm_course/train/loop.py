@@ -106,7 +106,7 @@ def run_steps(
         "kind": kind,
         "status": "running",
         "settings": settings,
-        "environment": receipt.environment(device, str(model.blocks[0].moe.up.dtype)),
+        "environment": receipt.environment(device, str(model.blocks[0].moe.shared_up.weight.dtype)),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "steps": 0,
         "seconds": 0.0,

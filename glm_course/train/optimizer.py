@@ -24,6 +24,12 @@ class AdamWSettings:
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.1
     clip: float = 1.0
+    warmup: int = 0  # updates over which the rate rises in a line to learning_rate; 0: none
+    decay_all: bool = True  # False: no decay on vectors (norms, stream logits) and the embedding
+
+    def __post_init__(self) -> None:
+        if self.warmup < 0:
+            raise ValueError(f"warmup must not be negative, got {self.warmup}")
 
 
 class MasterAdamW:
@@ -34,14 +40,19 @@ class MasterAdamW:
     """
 
     def __init__(self, model: LanguageModel, dtype: torch.dtype, settings: AdamWSettings):
-        self.model, self.clip = model, settings.clip
+        self.model, self.settings = model, settings
         self.master = {name: p for name, p in model.named_parameters()}
         if dtype != torch.float32:
             self.master = {n: p.detach().clone() for n, p in self.master.items()}
             place(model, model.embedding.weight.device, dtype)
         self.trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        decayed, others = [], []
+        for name, p in self.trained:
+            matrix = p.ndim > 1 and p is not model.embedding.weight
+            group = decayed if matrix or settings.decay_all else others
+            group.append(self.master[name].requires_grad_())
         self.adamw = torch.optim.AdamW(
-            [self.master[name].requires_grad_() for name, _ in self.trained],
+            [{"params": decayed}] + [{"params": others, "weight_decay": 0.0}] * bool(others),
             lr=settings.learning_rate,
             betas=settings.betas,
             weight_decay=settings.weight_decay,
@@ -58,7 +69,12 @@ class MasterAdamW:
             if master is not p:
                 master.grad = None if p.grad is None else p.grad.float()
         masters = [self.master[name] for name, _ in self.trained]
-        norm = torch.nn.utils.clip_grad_norm_(masters, self.clip)
+        norm = torch.nn.utils.clip_grad_norm_(masters, self.settings.clip)
+        if self.settings.warmup:
+            done = max((int(state["step"]) for state in self.adamw.state.values()), default=0)
+            for group in self.adamw.param_groups:
+                share = min(1.0, (done + 1) / self.settings.warmup)
+                group["lr"] = self.settings.learning_rate * share
         self.adamw.step()
         with torch.no_grad():
             for name, p in self.trained:
@@ -70,7 +86,7 @@ class MasterAdamW:
 
     def weights(self) -> dict[str, Tensor]:
         """The model's state_dict with every weight in fp32."""
-        return {n: self.master[n].detach() for n in self.model.state_dict()}
+        return self.model.state_dict() | {n: p.detach() for n, p in self.master.items()}
 
     @torch.no_grad()
     def load(self, weights: dict[str, Tensor], state: dict) -> None:
@@ -79,4 +95,7 @@ class MasterAdamW:
             self.master[name].copy_(weights[name])
             if self.master[name] is not p:
                 p.copy_(self.master[name])
+        for name, buffer in self.model.named_buffers():
+            if name in weights:  # a table that is computed is not saved
+                buffer.copy_(weights[name])
         self.adamw.load_state_dict(state)

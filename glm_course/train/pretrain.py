@@ -1,7 +1,8 @@
 """Pretraining: predict the next byte of synthetic coding tasks, from random weights.
 
 The loss is the mean cross-entropy, in nats, over every byte of an example, eos included. Rate and
-weight decay are constant: no warm-up, no schedule, decay on every parameter, as in the original.
+weight decay are constant: no warm-up, no schedule, decay on every parameter, as in the original;
+`AdamWSettings` has the first and the last as options, for the ablation.
 """
 
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from glm_course.config import BASE, ModelConfig
 from glm_course.data.batches import shifted
 from glm_course.data.tasks import frozen_tasks, pretraining_batches
 from glm_course.device import pick_device, pick_dtype
+from glm_course.layers.moe import balance_loss, update_bias
 from glm_course.model import LanguageModel
 from glm_course.train.loop import Row, progress, run_steps, to_json
 from glm_course.train.optimizer import AdamWSettings, MasterAdamW
@@ -37,6 +39,8 @@ class PretrainSettings:
     batch_size: int = 32  # examples a step
     seed: int = 42
     milestones: tuple[int, ...] = (100, 200, 400)
+    balance_loss: float = 0.0  # weight, beside the language loss, of `balance_loss` a layer
+    bias_rate: float = 0.0  # a step of the selection bias; needs model.selection_bias
     optimizer: AdamWSettings = field(default_factory=AdamWSettings)
 
     def __post_init__(self) -> None:
@@ -44,6 +48,15 @@ class PretrainSettings:
             raise ValueError(f"need steps and batch of at least 1: {self.steps}, {self.batch_size}")
         if self.seed < 0:
             raise ValueError(f"seed must not be negative, got {self.seed}")
+        if self.balance_loss < 0 or self.bias_rate < 0:
+            raise ValueError(
+                f"balance_loss and bias_rate must not be negative: "
+                f"{self.balance_loss}, {self.bias_rate}"
+            )
+        if bool(self.bias_rate) != self.model.selection_bias:
+            raise ValueError("bias_rate and model.selection_bias go together: one is set alone")
+        if self.balance_loss and not self.model.experts:
+            raise ValueError("balance_loss needs routed experts, and the model has none")
 
 
 def new_model(config: ModelConfig, seed: int) -> LanguageModel:
@@ -63,8 +76,11 @@ def next_byte_loss(model: LanguageModel, examples: list[list[int]]) -> tuple[Ten
 def load_balance(model: LanguageModel) -> float:
     """Experts times the sum of squared load shares, mean over layers: 1 even, experts all in one.
 
-    Reported, not trained on: it is computed from counts, which carry no gradient.
+    Reported, not trained on: it is computed from counts, which carry no gradient. 1 for a model
+    without routed experts.
     """
+    if not model.config.experts:
+        return 1.0
     shares = torch.stack([b.moe.load / b.moe.load.sum() for b in model.blocks])  # [layers, E]
     return (model.config.experts * shares.square().sum(1)).mean().item()
 
@@ -96,12 +112,22 @@ def pretrain(
         settings.optimizer,
     )
     model = optimizer.model
+    moes = [block.moe for block in model.blocks]
+    for moe in moes:
+        moe.keep_logits = settings.balance_loss > 0
 
     def step(i: int) -> Row:
         examples = next(pretraining_batches(settings.batch_size, settings.seed, start=i))
         loss, tokens = next_byte_loss(model, examples)
-        loss.backward()
+        whole = loss
+        if settings.balance_loss:
+            balance = torch.stack([balance_loss(moe.logits, moe.top_k) for moe in moes])
+            whole = loss + settings.balance_loss * balance.mean()
+        whole.backward()
         norm = optimizer.step()
+        if settings.bias_rate:
+            for moe in moes:
+                update_bias(moe.bias, moe.load, settings.bias_rate)
         return {
             "loss": loss.item(),
             "gradient_norm": norm,

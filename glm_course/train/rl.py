@@ -13,8 +13,8 @@ mean, not the sum, makes tokens of long completions count less. Both are the ori
 Only the last block, the final norm and the tied embedding learn. The embedding learns at both its
 ends, as output matrix and through the bytes read in, so the graph runs through the frozen blocks:
 they pass gradients on and compute none for their own weights. Cutting the graph before the last
-block would save a third of the time, and was tried: a fifth as many rollouts pass in the first 24
-groups.
+block would save a third of the time, and was tried: in the first 24 groups 27 to 36 of 384 rollouts
+pass, against 116.
 
 Source: Kool et al. 2019; Ahmadian et al. (arXiv 2402.14740), eq. 8.
 """
@@ -191,7 +191,7 @@ def rloo(
     order = schedule(tasks, settings.groups, settings.seed)
     dev = frozen_tasks("dev", settings.dev_tasks, settings.families)
     encode_prompts(model, [task.prompt for task in tasks + dev], settings.max_new_tokens)
-    exact_arithmetic = model.blocks[0].moe.up.dtype == torch.float32
+    exact_arithmetic = model.blocks[0].moe.shared_up.weight.dtype == torch.float32
 
     def step(i: int) -> Row:
         task = order[i]
