@@ -12,8 +12,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from glm_course.config import BASE, ModelConfig
 from glm_course.layers import linear_attention as linear
+from glm_course.layers import moe as moe_module
 from glm_course.layers import sparse_attention as sparse
-from glm_course.layers.moe import MixtureOfExperts, balance_loss, route, swiglu, update_bias
+from glm_course.layers.moe import (
+    ROWS,
+    MixtureOfExperts,
+    balance_loss,
+    pad_groups,
+    route,
+    swiglu,
+    update_bias,
+)
 from glm_course.layers.norm import RMSNorm
 from glm_course.layers.rotary import rotary_table, rotate
 from glm_course.layers.streams import StreamMixer
@@ -267,6 +276,41 @@ def test_the_bias_rises_for_idle_experts_and_falls_for_busy_ones():
     bias = torch.tensor([0.5, 0.0, 0.0])
     update_bias(bias, torch.tensor([10, 5, 0]), 0.01)
     assert_close(bias, torch.tensor([0.49, 0.0, 0.01]))
+
+
+@few
+@given(st.lists(st.integers(0, 200), min_size=1, max_size=6), SEEDS)
+def test_padded_groups_hold_the_same_rows_and_end_at_multiples(load, seed):
+    load = torch.tensor(load)
+    source = torch.randint(50, (int(load.sum()),), generator=torch.Generator().manual_seed(seed))
+    padded, row, sizes = pad_groups(source, load)
+    assert (sizes % ROWS == 0).all() and (sizes - load < ROWS).all() and len(padded) == sizes.sum()
+    assert torch.equal(padded[row], source)
+    expert = torch.arange(len(load)).repeat_interleave(sizes)
+    assert torch.equal(expert[row], torch.arange(len(load)).repeat_interleave(load))
+
+
+def test_padding_the_groups_in_bf16_changes_neither_output_nor_gradients(monkeypatch):
+    torch.manual_seed(0)
+    config = ModelConfig(width=32, heads=2, expert_hidden=16, experts=4)
+    moe = MixtureOfExperts(config).bfloat16()
+    x, weight = torch.randn(2, 400, 32).bfloat16()
+    names = ["router.weight", "up", "down", "shared_up.weight", "shared_down.weight"]
+
+    def results() -> list[Tensor]:
+        def run(x: Tensor, *weights: Tensor) -> Tensor:
+            return torch.func.functional_call(moe, dict(zip(names, weights, strict=True)), x)
+
+        return output_and_gradients(run, [x, *map(moe.get_parameter, names)], weight)
+
+    padded = results()
+    calls = mock.Mock(side_effect=pad_groups)
+    monkeypatch.setattr(moe_module, "pad_groups", calls)
+    results()
+    assert calls.called
+    monkeypatch.setattr(moe_module, "ROWS", 1000)  # too few tokens to be padded
+    for one, other in zip(padded, results(), strict=True):
+        assert_close(one, other, rtol=2e-2, atol=2e-2 * float(other.abs().max()))
 
 
 def test_without_routed_experts_the_layer_is_the_shared_mlp():

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glm_course.config import ModelConfig
+from glm_course.device import at_least_fp32
 from glm_course.layers.projection import Attention
 
 SHORT = 256  # up to this length dense scores under a mask are the faster form
@@ -31,9 +32,11 @@ def reach(length: int, window: int, stride: int, *, device=None) -> Tensor:
 
 def masked(q: Tensor, k: Tensor, v: Tensor, window: int, stride: int) -> Tensor:
     """Dense form: all T^2 scores, those out of reach masked. [B, T, H, D] in and out."""
-    mask = reach(q.shape[1], window, stride, device=q.device)
+    mask, dtype = reach(q.shape[1], window, stride, device=q.device), v.dtype
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # [B, H, T, D]
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2)
+    if q.device.type == "cpu":  # where torch's kernel takes 4 times as long in bf16, casts included
+        q, k, v = at_least_fp32(q), at_least_fp32(k), at_least_fp32(v)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).to(dtype)
 
 
 def _blocks(x: Tensor, window: int) -> Tensor:
