@@ -34,6 +34,15 @@ def test_a_claim_can_fail(name):
     assert limit is None or (claim.low, claim.high) != (0, limit)
 
 
+def test_every_number_of_the_study_has_a_claim_unless_the_draws_allow_any_value():
+    claimed = {claim.study.partition(": ")[2] for claim in FROM_STUDY.values()}
+    # The first steps have claims of their own, tighter ones: these draws differ in the weights.
+    claimed |= {"loss_10", "loss_20", "loss_50"}
+    for number, interval in seeds.intervals(receipt.read(RESULTS / "seeds.json")["runs"]).items():
+        limit = next((n for prefix, n in seeds.LIMITS.items() if number.startswith(prefix)), None)
+        assert (number in claimed) != (tuple(interval) == (0, limit)), number
+
+
 @pytest.mark.parametrize("name", ["pretrain", "rl"])
 def test_main_runs_are_finished_and_carry_their_provenance(name):
     run = receipt.read(RESULTS / f"{name}.json")
