@@ -12,6 +12,7 @@ from html import escape
 import ipywidgets as widgets
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
+from PIL import Image
 
 from glm_course.plots import PNG
 
@@ -54,8 +55,15 @@ class Frames(widgets.VBox):
 
 
 def _data_url(figure: Figure) -> str:
-    """`figure` as a PNG in a data URL; the figure is closed."""
+    """`figure` as a PNG of at most 256 colours in a data URL; the figure is closed.
+
+    Plots need no more, and a widget has dozens of states: a third of the bytes.
+    """
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata=PNG)
     plt.close(figure)
+    picture = Image.open(buffer).convert("RGB")
+    picture = picture.quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    buffer = io.BytesIO()
+    picture.save(buffer, format="png", optimize=True)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
