@@ -70,6 +70,7 @@ SPLITS = {
     "final": 2909,
     "rl": 3907,
     "confirm": 8123,
+    "fresh": 9677,  # the original has none like it: opened by the studies that confirm a choice
 }  # split: seed; family number f adds 53 f
 
 

@@ -1,0 +1,110 @@
+"""Composed programs: the frozen structures, what a program says, and the data studies."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from glm_course.config import STUDY_MINI
+from glm_course.data.programs import OPERATIONS, make_program, structures
+from glm_course.studies import diversity, ordering, programs
+from glm_course.studies.programs import blocked, curriculum, encode, held_out, interleaved
+from glm_course.train.pretrain import new_model
+
+TRAINING, HELD_OUT = structures()
+any_structure = st.tuples(*[st.sampled_from(list(OPERATIONS))] * 3)
+WORDS = {  # the first word of a phrasing: what it does
+    **dict.fromkeys(("Add", "Increase"), lambda x, c: x + c),
+    **dict.fromkeys(("Subtract", "Decrease"), lambda x, c: x - c),
+    **dict.fromkeys(("Multiply", "Scale"), lambda x, c: x * c),
+    **dict.fromkeys(("Negate", "Flip"), lambda x, c: -x),
+    **dict.fromkeys(("Take", "Make"), lambda x, c: abs(x)),
+}
+
+
+def test_120_structures_are_split_into_88_and_32_that_share_none():
+    assert (len(TRAINING), len(HELD_OUT)) == (88, 32)
+    assert len({*TRAINING, *HELD_OUT}) == 120
+    assert all(len(set(s)) > 1 for s in TRAINING + HELD_OUT)
+    assert structures() == (TRAINING, HELD_OUT)
+
+
+@given(any_structure, st.integers(0, 200_000), st.integers(0, 2_000), st.integers(-50, 50))
+def test_the_answer_does_what_the_words_say(structure, index, seed, x):
+    program = make_program(structure, index, seed)
+    head, words = program.prompt.removesuffix("\nPython: ").split("Task: start with x. ")
+    assert head == ""
+    value = x
+    for sentence in re.findall(r"[^.]+\.", words):
+        number = re.search(r"\d", sentence)
+        value = WORDS[sentence.split()[0]](value, int(number.group()) if number else None)
+    assert program.answer.endswith("\n")
+    assert eval(program.answer, {"x": x, "abs": abs}) == value
+    assert make_program(structure, index, seed) == program
+
+
+def test_the_held_out_answers_have_585_tokens():
+    counts = held_out(new_model(replace(STUDY_MINI, layers=1), 0), 11)
+    assert counts["tokens"] == 585
+    assert counts["exact"] == 0 and counts["right"] < 150
+
+
+def test_the_answer_begins_behind_the_prompt():
+    ids, start = encode((HELD_OUT[0], 7), 3)
+    program = make_program(HELD_OUT[0], 7, 3)
+    assert bytes(i - 4 for i in ids[start:-1]).decode() == program.answer
+    assert start == 1 + len(program.prompt)
+
+
+def test_blocks_hold_the_interleaved_examples_structure_by_structure():
+    mixed, blocks = interleaved(TRAINING), blocked(TRAINING)
+    assert sorted(mixed) == sorted(blocks) and len(blocks) == 4_800
+    order = list(dict.fromkeys(structure for structure, _ in blocks))
+    assert order == TRAINING
+    assert [i for s, i in blocks if s == TRAINING[3]] == list(range(3, 4_800, 88))
+
+
+def test_the_curriculum_is_8_structures_then_88_and_numbers_run_on():
+    examples = curriculum(TRAINING[:8], TRAINING)
+    assert [i for _, i in examples] == list(range(4_800))
+    assert {s for s, _ in examples[:2_400]} == set(TRAINING[:8])
+    assert {s for s, _ in examples[2_400:]} == set(TRAINING)
+
+
+@pytest.fixture(scope="module")
+def runs():
+    """Two seeds of a few updates of a model with one layer."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(programs, "UPDATES", 4)
+    patch.setattr(programs, "MEASURED", (2, 4))
+    patch.setattr(programs, "MODELS", {"one layer": replace(STUDY_MINI, layers=1)})
+    yield [{"seed": seed} | diversity.run(seed, None) for seed in (1, 2)]
+    patch.undo()
+
+
+def test_arms_of_a_seed_start_from_the_same_weights_and_differ_in_their_data(runs):
+    arms = runs[0]["models"]["one layer"]
+    first = [arm["loss"][0] for arm in arms.values()]
+    assert max(first) - min(first) < 0.05 and first[0] != first[1]
+    assert all(arm["loss"][-1] < arm["loss"][0] for arm in arms.values())
+    assert runs[0]["models"] != runs[1]["models"]
+    assert {"seed": 1} | diversity.run(1, None) == runs[0]
+
+
+def test_the_table_holds_every_arm_and_comparison(runs):
+    text = programs.table(runs, diversity.ARMS, diversity.PAIRS)
+    assert "one layer, 88 structures less 8 structures, 4 updates" in text
+    assert re.search(r"one layer, 8 structures +\d", text)
+    assert re.search(r"p = [01]\.\d{4}", text)
+
+
+def test_every_pair_of_the_studies_names_its_arms():
+    for study in (diversity, ordering):
+        assert {arm for pair in study.PAIRS for arm in pair} <= set(study.ARMS)
+        assert all(len(examples) == 4_800 for examples in study.ARMS.values())
+    assert torch.equal(
+        torch.tensor([i for _, i in ordering.ARMS["blocked"]]).sort().values, torch.arange(4_800)
+    )
