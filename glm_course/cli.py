@@ -45,7 +45,20 @@ Device = StrEnum("Device", ["auto", "cuda", "mps", "cpu"])
 DType = StrEnum("DType", ["auto", "fp32", "bf16"])
 Preset = StrEnum("Preset", ["base", "study_mini", "vision_mini"])
 Split = StrEnum("Split", list(SPLITS))
-Study = StrEnum("Study", {"seeds": "seeds", "dense_control": "dense-control"})
+Study = StrEnum(
+    "Study",
+    {
+        "seeds": "seeds",
+        "dense_control": "dense-control",
+        "rl_choices": "rl-choices",
+        "group_size": "group-size",
+        "temperature": "temperature",
+        "interference": "interference",
+        "rl_estimator": "rl-estimator",
+        "diversity": "diversity",
+        "ordering": "ordering",
+    },
+)
 RL_FAMILIES, ALL_FAMILIES = ",".join(RLSettings.families), ",".join(FAMILIES)
 MAX_SEED = 2**32 - 1
 PRESETS = {"base": BASE, "study_mini": STUDY_MINI, "vision_mini": VISION_MINI}
@@ -376,7 +389,9 @@ def verify(
 @app.command()
 def study(
     name: Annotated[Study, typer.Argument(help="Which study.")],
-    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "42,1,2,3,4,5",
+    seeds: Annotated[
+        str | None, typer.Option(help="Seeds, separated by commas [default: the study's own].")
+    ] = None,
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Seeds at a time.")] = 1,
     output: Annotated[
         Path | None, typer.Option(help="Results file [default: runs/study-NAME.json].")
@@ -396,7 +411,7 @@ def study(
     output = output or Path("runs") / f"study-{name.value}.json"
     if not analyse:
         try:
-            wanted = [int(seed) for seed in seeds.split(",")]
+            wanted = [int(seed) for seed in seeds.split(",")] if seeds else list(module.SEEDS)
         except ValueError:
             raise ValueError(f"seeds must be whole numbers with commas, got {seeds!r}") from None
         results = run_study(module, wanted, output, jobs)

@@ -132,8 +132,13 @@ def is_complete(task: CodingTask, completion: str) -> bool:
     return True
 
 
-def reward(verdict: Verdict, invalid: float = -0.1) -> float:
-    """1 for passed, 0 for failed, `invalid` for invalid."""
+def reward(verdict: Verdict, invalid: float = -0.1, tests: int | None = None) -> float:
+    """1 for passed, 0 for failed, `invalid` for invalid.
+
+    Told how many tests there are, it gives a failed candidate the share of them that it passes.
+    """
+    if verdict.status == "failed" and tests is not None:
+        return verdict.tests_passed / tests
     return {"passed": 1.0, "failed": 0.0, "invalid": invalid}[verdict.status]
 
 

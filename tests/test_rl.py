@@ -1,5 +1,6 @@
 """RLOO: advantages, the order of tasks, what learns, and that scores are those of the sampler."""
 
+import itertools
 import json
 import random
 import warnings
@@ -10,21 +11,25 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from glm_course import checkpoint, receipt
 from glm_course.config import BASE
-from glm_course.data.tasks import frozen_tasks
-from glm_course.evaluate import evaluate_sampled
-from glm_course.generate import generate
+from glm_course.data.tasks import frozen_tasks, pretraining_batches
+from glm_course.evaluate import complete_tasks, evaluate_sampled
+from glm_course.generate import generate, sampling_log_probs
 from glm_course.model import LanguageModel
-from glm_course.tokenizer import BOS, PAD, SEP, ByteTokenizer
+from glm_course.tokenizer import BOS, EOS, PAD, SEP, ByteTokenizer
 from glm_course.train import rl as module
 from glm_course.train.optimizer import AdamWSettings
-from glm_course.train.pretrain import load_model, new_model
+from glm_course.train.pretrain import load_model, new_model, next_byte_loss
 from glm_course.train.rl import (
     RLSettings,
     advantages,
+    completion_logits,
     freeze_all_but_last_block,
+    mean_kl,
+    policy_loss,
     rloo,
     rloo_loss,
     sampler_scorer_gap,
@@ -457,6 +462,133 @@ def test_a_rewarded_byte_becomes_likelier(tiny, tmp_path, monkeypatch):
     assert sum(r["passing"] for r in rows[-3:]) > sum(r["passing"] for r in rows[:3])
 
 
+# --- options -------------------------------------------------------------------------------------
+
+
+def expected_gradient(settings: RLSettings, logits: Tensor, rewards: list[float]) -> Tensor:
+    """Mean gradient of the loss over all groups of two one-token completions, sampled exactly."""
+    logits = logits.clone().requires_grad_()
+    chance = sampling_log_probs(logits.detach(), settings.temperature).exp()
+    total = torch.zeros((), dtype=torch.float64)
+    for pair in itertools.product(range(len(rewards)), repeat=2):
+        if (weight := chance[list(pair)].prod()) > 0:
+            advantage = advantages([rewards[token] for token in pair])
+            both = logits.expand(2, -1)
+            total = total + weight * policy_loss(
+                settings, both, torch.tensor(pair), [1, 1], advantage
+            )
+    return torch.autograd.grad(total, logits)[0]
+
+
+def test_the_samplers_gradient_is_unbiased_and_the_plain_one_is_not():
+    torch.manual_seed(0)
+    logits, rewards = torch.randn(8, dtype=torch.float64), [0, 0, 1.0, 0, -0.1, 0, 1.0, 0]
+    settings = RLSettings(temperature=0.5, gradient="sampler", log_prob="sum")
+    free = logits.clone().requires_grad_()
+    mean = (sampling_log_probs(free, 0.5).exp() * torch.tensor(rewards)).sum()
+    wanted = -torch.autograd.grad(mean, free)[0]
+    torch.testing.assert_close(expected_gradient(settings, logits, rewards), wanted)
+    plain = expected_gradient(replace(settings, gradient="plain"), logits, rewards)
+    assert (plain - wanted).abs().max() > 0.01
+
+
+def test_importance_weights_are_ratios_of_whole_completions_that_sum_to_one():
+    torch.manual_seed(0)
+    logits, tokens, lengths = (
+        torch.randn(5, 8, dtype=torch.float64),
+        torch.tensor([4, 5, 6, 7, 2]),
+        [3, 2],
+    )
+    settings = RLSettings(temperature=0.5, gradient="weighted", log_prob="sum")
+    advantage = torch.tensor([0.5, -0.5])
+    p = logits.log_softmax(-1)[torch.arange(5), tokens].split(lengths)
+    s = sampling_log_probs(logits, 0.5)[torch.arange(5), tokens].split(lengths)
+    w = torch.tensor([(a.sum() - b.sum()).exp() for a, b in zip(p, s, strict=True)])
+    w = w / w.sum()
+    wanted = -(w[0] * 0.5 * p[0].sum() - w[1] * 0.5 * p[1].sum())
+    torch.testing.assert_close(policy_loss(settings, logits, tokens, lengths, advantage), wanted)
+
+
+def test_mean_and_sum_differ_by_the_length():
+    tokens = [torch.tensor([-1.0, -3.0]), torch.tensor([-2.0])]
+    advantage = torch.tensor([1.0, -1.0])
+    assert rloo_loss(tokens, advantage).item() == pytest.approx(-(-2 + 2) / 2)
+    assert rloo_loss(tokens, advantage, "sum").item() == pytest.approx(-(-4 + 2) / 2)
+
+
+def test_kl_is_that_of_the_definition_and_zero_for_equals():
+    torch.manual_seed(0)
+    a, b = torch.randn(2, 4, 7, dtype=torch.float64)
+    p, q = a.softmax(-1), b.softmax(-1)
+    wanted = (p * (p / q).log()).sum(-1).mean()
+    torch.testing.assert_close(mean_kl(a, b), wanted)
+    assert mean_kl(a, a).item() == 0
+
+
+def rows_of(trained, monkeypatch, **options) -> list[dict]:
+    monkeypatch.setattr(module, "verify", lambda _, text: by_text(text))
+    settings = replace(SMALL, milestones=(), optimizer=replace(RATE, learning_rate=1e-2), **options)
+    return list(rloo(settings, trained, device="cpu"))
+
+
+def test_a_heavier_kl_penalty_holds_the_model_nearer_to_its_start(trained, monkeypatch):
+    ends = [rows_of(trained, monkeypatch, kl=weight) for weight in (1e-9, 3.0)]
+    loose, tight = ([row["kl"] for row in rows if row["updated"]] for rows in ends)
+    assert loose[0] == tight[0] == pytest.approx(0, abs=1e-9)
+    assert tight[-1] < 0.5 * loose[-1]
+
+
+def test_replay_keeps_the_pretraining_loss_down(trained, tmp_path, monkeypatch):
+    examples = next(pretraining_batches(64, 999))
+    losses = []
+    for weight in (0.0, 5.0):
+        monkeypatch.setattr(module, "verify", lambda _, text: by_text(text))
+        settings = replace(
+            SMALL, milestones=(), replay=weight, optimizer=replace(RATE, learning_rate=1e-2)
+        )
+        list(rloo(settings, trained, output=tmp_path / str(weight), device="cpu"))
+        model = load_model(tmp_path / str(weight) / "step_0005", device="cpu")
+        losses.append(next_byte_loss(model, examples)[0].item())
+    assert losses[1] < losses[0]
+
+
+def test_the_share_of_tests_can_be_the_reward():
+    assert reward(Verdict("failed", 2, ""), tests=3) == pytest.approx(2 / 3)
+    assert reward(Verdict("invalid", 0, ""), tests=3) == -0.1
+    assert reward(Verdict("passed", 3, ""), tests=3) == 1
+    assert reward(Verdict("failed", 2, "")) == 0
+
+
+def test_without_the_oracle_rollouts_end_at_eos_or_at_the_limit(trained, monkeypatch):
+    seen = []
+
+    def complete(*arguments, **options):
+        groups = complete_tasks(*arguments, **options)
+        seen.extend(c.stopped for group in groups for c in group)
+        return groups
+
+    monkeypatch.setattr(module, "complete_tasks", complete)
+    rows_of(trained, monkeypatch, stop_when_valid=False)
+    assert seen and "complete" not in seen
+
+
+def test_eos_is_trained_where_the_oracle_stopped(trained, monkeypatch):
+    scored = []
+
+    def logits_of(model, prompts, ids):
+        scored.append(ids)
+        return completion_logits(model, prompts, ids)
+
+    monkeypatch.setattr(module, "completion_logits", logits_of)
+    monkeypatch.setattr(module, "sampler_scorer_gap", lambda *_: 0.0)
+    counts = []
+    for append in (True, False):
+        scored.clear()
+        rows_of(trained, monkeypatch, append_eos=append)
+        counts.append([ids[-1] for ids in scored[0]].count(EOS))  # of the first, the same group
+    assert counts[0] > counts[1]
+
+
 # --- refusals ------------------------------------------------------------------------------------
 
 
@@ -470,6 +602,9 @@ def test_a_rewarded_byte_becomes_likelier(tiny, tmp_path, monkeypatch):
         ({"temperature": float("nan")}, "temperature must be a positive number"),
         ({"temperature": float("inf")}, "temperature must be a positive number"),
         ({"seed": -1}, "seed must not be negative"),
+        ({"log_prob": "max"}, "log_prob must be mean or sum"),
+        ({"gradient": "true"}, "gradient must be plain, sampler, weighted"),
+        ({"kl": -1.0}, "kl and replay must not be negative"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(wrong, complaint):

@@ -1,8 +1,9 @@
 """Run a study: one result a seed, several at a time, all in one file that grows as seeds finish.
 
 A study is a module with `run(seed, folder) -> dict` (train and measure; `folder` is for what an
-interrupted seed can go on from), `table(runs) -> str`, `figure(runs) -> Figure` and `MINUTES` (of
-one seed on two quiet CPU cores). A seed that is in the file already is not run again.
+interrupted seed can go on from), `table(runs) -> str`, `figure(runs) -> Figure`, `MINUTES` (of one
+seed on two quiet CPU cores) and `SEEDS` (what the book records). A seed that is in the file already
+is not run again.
 """
 
 import shutil

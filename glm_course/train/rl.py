@@ -8,7 +8,9 @@ compared with the mean of the others' (leave one out):
 with log p_i the completion's mean token log-probability at temperature 1, unmasked. Where all
 rewards are equal every advantage is zero, and the group is skipped. Sampling is masked and at
 temperature 0.35, so the gradient is that of another distribution than the one sampled from; and the
-mean, not the sum, makes tokens of long completions count less. Both are the original's choices.
+mean, not the sum, makes tokens of long completions count less. Both are the original's choices, and
+`RLSettings` has the others beside them. Two penalties hold the model near where it started: `kl`,
+to the starting checkpoint, and `replay`, the pretraining loss on fresh examples.
 
 Only the last block, the final norm and the tied embedding learn. The embedding learns at both its
 ends, as output matrix and through the bytes read in, so the graph runs through the frozen blocks:
@@ -32,18 +34,21 @@ from torch import Tensor
 
 from glm_course import checkpoint
 from glm_course.data.batches import pad_behind
-from glm_course.data.tasks import CodingTask, frozen_tasks
+from glm_course.data.tasks import CodingTask, frozen_tasks, pretraining_batches
 from glm_course.device import pick_device, pick_dtype
 from glm_course.evaluate import complete_tasks, evaluate_sampled
 from glm_course.generate import Completion, encode_prompts, sampling_log_probs
 from glm_course.model import LanguageModel, Packing
-from glm_course.tokenizer import ByteTokenizer
+from glm_course.tokenizer import EOS, ByteTokenizer
 from glm_course.train.loop import Row, run_steps, to_json
 from glm_course.train.optimizer import AdamWSettings, MasterAdamW
-from glm_course.train.pretrain import load_model
+from glm_course.train.pretrain import load_model, next_byte_loss
 from glm_course.verifier import reward, verify
 
 AGREE = 1e-4  # fp32: largest `sampler_scorer_gap`; rounding makes 4e-5, a wrong token or mask 1e-2
+
+GRADIENTS = ("plain", "sampler", "weighted")
+REPLAY = 16  # examples
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,13 @@ class RLSettings:
     temperature: float = 0.35
     max_new_tokens: int = 48
     invalid_reward: float = -0.1
+    fraction: bool = False  # reward of a failed completion: the share of tests it passes
+    log_prob: str = "mean"  # over a completion's tokens, or "sum"
+    gradient: str = "plain"  # of which distribution: see `policy_loss`
+    stop_when_valid: bool = True  # the verifier ends a rollout; False: only eos and length do
+    append_eos: bool = False  # train eos where the verifier ended a rollout, which then has none
+    kl: float = 0.0  # weight of KL(model || start), nats a token, exact over the vocabulary
+    replay: float = 0.0  # weight of the pretraining loss on REPLAY fresh examples an update
     seed: int = 31415
     milestones: tuple[int, ...] = (0, 24, 48, 72, 96)
     dev_tasks: int = 4  # a family, sampled at every milestone
@@ -72,6 +84,12 @@ class RLSettings:
             raise ValueError(f"need at least 1: groups {self.groups}, samples {self.dev_samples}")
         if not 0 < self.temperature < float("inf"):
             raise ValueError(f"temperature must be a positive number, got {self.temperature}")
+        if self.log_prob not in ("mean", "sum"):
+            raise ValueError(f"log_prob must be mean or sum, got {self.log_prob!r}")
+        if self.gradient not in GRADIENTS:
+            raise ValueError(f"gradient must be {', '.join(GRADIENTS)}, got {self.gradient!r}")
+        if self.kl < 0 or self.replay < 0:
+            raise ValueError(f"kl and replay must not be negative: {self.kl}, {self.replay}")
         if not math.isfinite(self.invalid_reward):
             raise ValueError(f"invalid_reward must be a number, got {self.invalid_reward}")
         if self.seed < 0:
@@ -104,6 +122,27 @@ def freeze_all_but_last_block(model: LanguageModel) -> int:
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
+def completion_logits(
+    model: LanguageModel, prompts: Sequence[str], completions: Sequence[Sequence[int]]
+) -> tuple[Tensor, Tensor]:
+    """Logits [N, V] before every completion token of a batch, in one forward, and the tokens [N].
+
+    Completion by completion, each after its prompt.
+    """
+    device = model.embedding.weight.device
+    starts = [ByteTokenizer().encode(prompt, bos=True) for prompt in prompts]
+    ids, lengths = pad_behind(
+        [start + list(c) for start, c in zip(starts, completions, strict=True)], device
+    )
+    mask = torch.arange(ids.shape[1] - 1, device=device) < lengths[:, None] - 1
+    packing = Packing.of(mask, tuple(mask.shape))
+    streams = model.run_blocks(model.split(packing.pack(model.embed(ids[:, :-1]))), packing)
+    # Position t predicts the id at t + 1: completions begin where their prompts' last id stands.
+    first = torch.tensor([len(start) - 1 for start in starts], device=device)
+    wanted = (torch.arange(mask.shape[1], device=device) >= first[:, None])[mask]  # [N]
+    return model.head(streams[:, wanted]), ids[:, 1:][mask][wanted]
+
+
 def score(
     model: LanguageModel,
     prompts: Sequence[str],
@@ -117,30 +156,60 @@ def score(
     With `masked` and a temperature: under the distribution the sampler draws from. Returns a tensor
     [length] a completion.
     """
-    device = model.embedding.weight.device
-    starts = [ByteTokenizer().encode(prompt, bos=True) for prompt in prompts]
-    ids, lengths = pad_behind(
-        [start + list(c) for start, c in zip(starts, completions, strict=True)], device
-    )
-    mask = torch.arange(ids.shape[1] - 1, device=device) < lengths[:, None] - 1
-    packing = Packing.of(mask, tuple(mask.shape))
-    streams = model.run_blocks(model.split(packing.pack(model.embed(ids[:, :-1]))), packing)
-    # Position t predicts the id at t + 1: completions begin where their prompts' last id stands.
-    first = torch.tensor([len(start) - 1 for start in starts], device=device)
-    wanted = (torch.arange(mask.shape[1], device=device) >= first[:, None])[mask]  # [N]
-    logits = model.head(streams[:, wanted])
+    logits, tokens = completion_logits(model, prompts, completions)
     if masked:
         log_p = sampling_log_probs(logits, temperature)
     else:
         log_p = (logits / temperature).log_softmax(-1)
-    chosen = log_p.gather(1, ids[:, 1:][mask][wanted][:, None])[:, 0]
-    return list(chosen.split([len(c) for c in completions]))
+    return list(log_p.gather(1, tokens[:, None])[:, 0].split([len(c) for c in completions]))
 
 
-def rloo_loss(log_probs: Sequence[Tensor], advantage: Tensor) -> Tensor:
-    """-(1/G) sum_i A_i mean_t log p(token t of completion i)."""
-    means = torch.stack([tokens.mean() for tokens in log_probs])
-    return -(advantage.to(means.device) * means).mean()
+def rloo_loss(
+    log_probs: Sequence[Tensor],
+    advantage: Tensor,
+    form: str = "mean",
+    weights: Tensor | None = None,
+) -> Tensor:
+    """-sum_i w_i A_i log p_i, log p_i the mean (or sum) over the tokens of completion i.
+
+    weights: [G] that sum to one; 1/G each unless given.
+    """
+    parts = torch.stack([t.mean() if form == "mean" else t.sum() for t in log_probs])
+    signed = advantage.to(parts.device) * parts
+    return -(signed.mean() if weights is None else (weights * signed).sum())
+
+
+def policy_loss(
+    settings: RLSettings,
+    logits: Tensor,
+    tokens: Tensor,
+    lengths: Sequence[int],
+    advantage: Tensor,
+) -> Tensor:
+    """RLOO loss of a group from logits [N, V] and tokens [N], completion by completion.
+
+    `settings.gradient` says whose log-probabilities: "plain", temperature 1 and unmasked, as if the
+    group had been drawn from it; "sampler", those it was drawn from; "weighted", plain ones with
+    importance weights p / p_sampler of whole completions, normalised over the group.
+    """
+    plain = logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0].split(lengths)
+    if settings.gradient == "plain":
+        return rloo_loss(plain, advantage, settings.log_prob)
+    sampled = sampling_log_probs(logits, settings.temperature).gather(1, tokens[:, None])[:, 0]
+    sampled = sampled.split(lengths)
+    if settings.gradient == "sampler":
+        return rloo_loss(sampled, advantage, settings.log_prob)
+    ratio = [(p - s).sum().detach() for p, s in zip(plain, sampled, strict=True)]
+    return rloo_loss(plain, advantage, settings.log_prob, torch.stack(ratio).softmax(0))
+
+
+def mean_kl(logits: Tensor, reference: Tensor) -> Tensor:
+    """KL(p || r) in nats, mean over positions, of logits [N, V] against reference logits [N, V].
+
+    Exact: a sum over the vocabulary, where larger models must estimate it from samples.
+    """
+    log_p, log_r = logits.log_softmax(-1), reference.log_softmax(-1)
+    return (log_p.exp() * (log_p - log_r)).sum(-1).mean()
 
 
 def sampler_scorer_gap(
@@ -185,6 +254,7 @@ def rloo(
     """
     where = pick_device(device)
     model = load_model(start, device=where.type)
+    reference = load_model(start, device=where.type).requires_grad_(False) if settings.kl else None
     trainable = freeze_all_but_last_block(model)
     optimizer = MasterAdamW(model, pick_dtype(dtype, where), settings.optimizer)
     tasks = frozen_tasks("rl", settings.tasks_per_family, settings.families)
@@ -202,9 +272,11 @@ def rloo(
             temperature=settings.temperature,
             max_new_tokens=settings.max_new_tokens,
             seed=settings.seed * 1_000_003 + i,  # a group's random numbers are its own
+            stop_when_valid=settings.stop_when_valid,
         )
         verdicts = [verify(task, c.text) for c in group]
-        rewards = [reward(v, settings.invalid_reward) for v in verdicts]
+        tests = len(task.tests) if settings.fraction else None
+        rewards = [reward(v, settings.invalid_reward, tests) for v in verdicts]
         row = {
             "task": task.entry_point,
             "passing": sum(v.status == "passed" for v in verdicts),
@@ -225,8 +297,20 @@ def rloo(
                 )
             row["sampler_scorer_gap"] = gap
         if row["updated"]:
-            log_probs = score(model, [task.prompt] * len(group), [c.ids for c in group])
-            loss = rloo_loss(log_probs, advantages(rewards))
+            ends = settings.append_eos
+            ids = [(*c.ids, EOS) if ends and c.stopped == "complete" else c.ids for c in group]
+            prompts, lengths = [task.prompt] * len(group), [len(c) for c in ids]
+            logits, tokens = completion_logits(model, prompts, ids)
+            loss = policy_loss(settings, logits, tokens, lengths, advantages(rewards))
+            if reference is not None:
+                with torch.no_grad():
+                    start_logits, _ = completion_logits(reference, prompts, ids)
+                row["kl"] = mean_kl(logits, start_logits)
+                loss = loss + settings.kl * row["kl"]
+                row["kl"] = row["kl"].item()
+            if settings.replay:
+                examples = next(pretraining_batches(REPLAY, settings.seed, start=i))
+                loss = loss + settings.replay * next_byte_loss(model, examples)[0]
             loss.backward()
             row["loss"], row["gradient_norm"] = loss.item(), optimizer.step()
         return row
