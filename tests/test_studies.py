@@ -58,6 +58,18 @@ def ran(study) -> set[int]:
     return {int(file.name.removeprefix("ran_")) for file in study.HERE.glob("ran_*")}
 
 
+def test_unfinished_seeds_of_an_earlier_run_are_left_for_a_later_one(study, tmp_path):
+    output = tmp_path / "study.json"
+    unfinished = tmp_path / "study.json.unfinished" / "seed_2"
+    unfinished.mkdir(parents=True)
+    (unfinished / "half").touch()
+    list(run_study(study, [1], output))
+    assert (unfinished / "half").exists()
+    [run] = run_study(study, [2], output)
+    assert run["resumed"]
+    assert not unfinished.parent.exists()
+
+
 def values(output: Path) -> dict[int, float]:
     return {run["seed"]: run["value"] for run in receipt.read(output)["runs"]}
 

@@ -73,7 +73,8 @@ def _run(
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)  # or the rest would run all the same
                 raise
-    shutil.rmtree(work, ignore_errors=True)
+    if work.exists() and not any(work.iterdir()):  # other seeds may stand there unfinished
+        work.rmdir()
 
 
 def run_one(module: str, seed: int, work: Path, threads: int) -> dict[str, Any]:
