@@ -25,7 +25,7 @@ from glm_course.tokenizer import BOS, EOS, PAD, SEP, ByteTokenizer
 from glm_course.train.pretrain import new_model
 from glm_course.train.rl import score
 from glm_course.verifier import is_complete
-from tests.plain.generate import generate_plain
+from tests.reference import generate_plain
 
 TASKS = frozen_tasks("dev", 1)
 PROMPTS = [
@@ -267,7 +267,11 @@ def test_dropping_finished_rows_changes_no_other_row(writable, monkeypatch):
     whole = generate(writable, prompts, **arguments)
     assert set(sizes) == {24}
     sizes.clear()
-    thinned = generate(writable, prompts, is_complete=oracle, **arguments)
+
+    def some_lines(i: int, text: str) -> bool:  # whatever the model has learned, rows end apart
+        return text.count("\n") > i % 4
+
+    thinned = generate(writable, prompts, is_complete=some_lines, **arguments)
     assert len(set(sizes)) > 2, "hardly a row was dropped: no test"
     for a, b in zip(sum(whole, []), sum(thinned, []), strict=True):
         assert b.ids == a.ids[: len(b.ids)]

@@ -26,10 +26,14 @@ from glm_course.layers.moe import (
 from glm_course.layers.norm import RMSNorm
 from glm_course.layers.rotary import rotary_table, rotate
 from glm_course.layers.streams import StreamMixer
-from tests.plain.linear_attention import linear_attention_plain
-from tests.plain.model import rms_norm_plain, rotate_plain
-from tests.plain.moe import moe_plain
-from tests.plain.sparse_attention import attended_positions, sparse_attention_plain
+from tests.reference import (
+    attended_positions,
+    linear_attention_plain,
+    moe_plain,
+    rms_norm_plain,
+    rotate_plain,
+    sparse_attention_plain,
+)
 
 SHAPES = st.tuples(
     st.integers(1, 3), st.integers(1, 40), st.integers(1, 3), st.sampled_from([2, 4, 6])

@@ -17,9 +17,14 @@ from glm_course.model import LanguageModel, parameter_counts
 from glm_course.tokenizer import EOS, PAD, ByteTokenizer
 from glm_course.train.optimizer import AdamWSettings, MasterAdamW
 from glm_course.train.pretrain import load_model, new_model, next_byte_loss
-from tests.plain.generate import generate_plain
-from tests.plain.model import forward_plain, plain_initial_weights
-from tests.plain.train import optimizer_plain, pad_plain, training_step_plain
+from tests.reference import (
+    forward_plain,
+    generate_plain,
+    optimizer_plain,
+    pad_plain,
+    plain_initial_weights,
+    training_step_plain,
+)
 
 SMALL = ModelConfig(
     vocab_size=50,

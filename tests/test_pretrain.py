@@ -27,8 +27,7 @@ from glm_course.train.pretrain import (
     pretrain,
     pretrained,
 )
-from tests.plain.model import plain_initial_weights
-from tests.plain.train import optimizer_plain, training_step_plain
+from tests.reference import optimizer_plain, plain_initial_weights, training_step_plain
 
 CPU = torch.device("cpu")
 rows_of_ids = st.lists(

@@ -10,7 +10,7 @@ from glm_course.data.tasks import frozen_tasks
 from glm_course.tokenizer import BOS, EOS, PAD, SEP, ByteTokenizer
 from glm_course.train.pretrain import new_model
 from tests.benchmarks.measure import Result, ratios, take_turns
-from tests.plain.generate import generate_plain
+from tests.reference import generate_plain
 
 
 def run(quick: bool) -> list[Result]:

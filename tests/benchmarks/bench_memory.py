@@ -6,7 +6,7 @@ from torch import Tensor
 from glm_course.config import BASE
 from glm_course.layers.linear_attention import linear_attention
 from tests.benchmarks.measure import Result, peak_bytes
-from tests.plain.linear_attention import linear_attention_plain
+from tests.reference import linear_attention_plain
 
 
 def run(quick: bool) -> list[Result]:

@@ -11,7 +11,7 @@ from glm_course.train.optimizer import AdamWSettings, MasterAdamW
 from glm_course.train.pretrain import new_model, next_byte_loss
 from tests.benchmarks.flops import matmul_floor, step_flops
 from tests.benchmarks.measure import Result, ratios, take_turns
-from tests.plain.train import optimizer_plain, training_step_plain
+from tests.reference import optimizer_plain, training_step_plain
 
 
 def run(quick: bool) -> list[Result]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from glm_course.config import BASE, ModelConfig
-from tests.plain.sparse_attention import attended_positions
+from tests.reference import attended_positions
 
 
 def products(config: ModelConfig, tokens: int) -> dict[str, tuple[int, int, int, int]]:

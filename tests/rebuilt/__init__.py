@@ -1,0 +1,1 @@
+"""Layers written by a reader from a chapter's text alone: they must match the library."""
