@@ -411,7 +411,8 @@ def study(
     output = output or Path("runs") / f"study-{name.value}.json"
     if not analyse:
         try:
-            wanted = [int(seed) for seed in seeds.split(",")] if seeds else list(module.SEEDS)
+            own = seeds is None
+            wanted = list(module.SEEDS) if own else [int(seed) for seed in seeds.split(",")]
         except ValueError:
             raise ValueError(f"seeds must be whole numbers with commas, got {seeds!r}") from None
         results = run_study(module, wanted, output, jobs)
