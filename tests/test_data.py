@@ -92,7 +92,8 @@ def test_confirm_has_the_published_names():
 
 
 def test_split_seeds_are_as_published_and_move_by_53_a_family():
-    assert SPLITS == {"dev": 1701, "final": 2909, "rl": 3907, "confirm": 8123}
+    published = {"dev": 1701, "final": 2909, "rl": 3907, "confirm": 8123}
+    assert SPLITS == published | {"fresh": 9677}
     for split, seed in SPLITS.items():
         expected = [
             make_task(family, index, seed + 53 * f)
@@ -126,8 +127,8 @@ def test_a_task_follows_the_published_recipe(family, index, seed):
 def test_no_task_is_in_two_splits_or_in_the_first_400_steps_of_pretraining():
     prompts = [{task.prompt for task in frozen_tasks(split, 100)} for split in SPLITS]
     prompts.append({pretraining_task(i, seed=42).prompt for i in range(400 * 32)})
-    assert [len(group) for group in prompts] == [800, 800, 800, 800, 12_800]
-    assert len(set().union(*prompts)) == 4 * 800 + 12_800
+    assert [len(group) for group in prompts] == [800] * len(SPLITS) + [12_800]
+    assert len(set().union(*prompts)) == len(SPLITS) * 800 + 12_800
 
 
 def test_a_longer_split_begins_each_family_with_the_shorter_one():
