@@ -235,6 +235,19 @@ def test_pretrain_writes_a_receipt_and_weights_a_milestone(call, tmp_path):
     assert call("pretrain --seed 7")[0] == 2, "a finished run is not trained over"
 
 
+def test_pretrain_balances_the_experts_as_asked(call, tmp_path):
+    code, _, _ = call(
+        "pretrain --preset study_mini --steps 2 --batch-size 2 --seed 7 --milestones 2 "
+        "--device cpu --threads 1 --balance-loss 0.1 --bias-rate 0.01"
+    )
+    assert code == 0
+    settings = receipt.read(tmp_path / "runs" / "pretrain-7" / "receipt.json")["settings"]
+    assert (settings["balance_loss"], settings["bias_rate"]) == (0.1, 0.01)
+    assert settings["model"]["selection_bias"]
+    saved = checkpoint.load(tmp_path / "runs" / "pretrain-7" / "step_0002")
+    assert "blocks.0.moe.bias" in saved.weights
+
+
 def test_rl_goes_on_from_a_checkpoint_and_resumes(call, trained, tmp_path, monkeypatch):
     def by_text(_, text: str) -> Verdict:
         return Verdict("passed" if sum(map(ord, text)) % 2 else "failed", 0, "")

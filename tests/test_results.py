@@ -78,3 +78,25 @@ def test_recorded_verdicts_are_what_the_verifier_says_today(split, when):
         again = judge(tasks, [row["completions"] for row in result[kind]["tasks"]])
         assert again["total"] == result[kind]["total"]
         assert combine(again, seeds.TRAINED) == combine(result[kind], seeds.TRAINED)
+
+
+def test_the_readme_gives_the_recorded_speeds():
+    results = {r["name"]: r for r in receipt.read(RESULTS / "benchmarks.json")["results"]}
+
+    def value(begins: str) -> float:
+        [found] = [r["value"] for name, r in results.items() if name.startswith(begins)]
+        return found
+
+    readme = (RESULTS.parents[1] / "README.md").read_text(encoding="utf-8")
+    for row, begins in (
+        ("training step, fp32", "training step, fp32"),
+        ("training step, bf16", "training step, bf16"),
+        ("decoding a group", "decoding 16 x 48 tokens after 80"),
+    ):
+        [line] = [line for line in readme.splitlines() if line.startswith(f"| {row}")]
+        for kind in ("wall", "cpu"):
+            assert f"{value(f'{begins}, {kind} time'):#.3g}x" in line
+    assert f"{value('linear attention at T = 2048, peak memory'):#.3g}x less" in readme
+    assert f"| T^{value('linear attention, time'):.2f} |" in readme
+    assert f"| T^{value('sparse attention, time'):.2f} |" in readme
+    assert f"reaches {value('model FLOPs of the fast step, fp32'):.0f}% of the rate" in readme
