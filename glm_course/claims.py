@@ -121,6 +121,8 @@ def claim(name: str, measured: SupportsFloat) -> None:
             f"no claim {name!r} in {CLAIMS.name}; near it: {', '.join(near) or 'none'}"
         )
     c = claims[name]
+    if hasattr(measured, "detach"):  # float() of a tensor in a graph warns
+        measured = measured.detach()
     verdict = "reproduced" if c.holds(measured) else "DID NOT REPRODUCE"
     original = "" if c.original is None else f"original {_show(c.original)}, "
     exact = c.low == c.high

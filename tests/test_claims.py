@@ -148,3 +148,10 @@ def test_without_a_checkout_the_error_says_so(tmp_path):
 
 def test_the_claims_of_the_book_load():
     assert all(name == made.name for name, made in load().items())
+
+
+def test_a_tensor_in_a_graph_is_measured_without_a_warning(book, capsys, recwarn):
+    book(entry())
+    claim("loss", torch.tensor(2.5, requires_grad=True) * 1)
+    assert capsys.readouterr().out.startswith("reproduced")
+    assert not recwarn.list

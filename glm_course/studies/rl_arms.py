@@ -4,7 +4,7 @@ A study's seed is the RL seed, which orders the tasks and draws the rollouts; ev
 seed starts from the same weights.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,22 +50,30 @@ def greedy(model: LanguageModel, split: str, per_family: int, tokens: int) -> di
     return without_texts(evaluate_greedy(model, tasks, max_new_tokens=tokens))
 
 
-def pilot(arms: Mapping[str, RLSettings], seed: int, folder: Path) -> dict[str, Any]:
-    """Run arms from the small checkpoint; greedy on dev (20 tasks), confirm and fresh (40 each)."""
-    start, results = small_checkpoint(), {}
+def trained_arms(
+    arms: Mapping[str, RLSettings], start: Path, seed: int, folder: Path
+) -> Iterator[tuple[str, LanguageModel, dict[str, Any]]]:
+    """Run every arm from `start`: its name, its last weights, its passing rollouts and updates."""
     for name, settings in arms.items():
         where = folder / name.replace(" ", "_")
         settings = replace(settings, seed=seed)
         summary = run_or_resume(rloo, settings, start, folder=where)["summary"]
         model = load_model(where / step_name(settings.groups), device="cpu")
-        results[name] = {
-            "passing": summary["passing"],
-            "updates": summary["updates"],
-            "dev": greedy(model, "dev", 4, settings.max_new_tokens),
-            "confirm": greedy(model, "confirm", 8, settings.max_new_tokens),
-            "fresh": greedy(model, "fresh", 8, settings.max_new_tokens),
+        yield name, model, {key: summary[key] for key in ("passing", "updates")}
+
+
+def pilot(arms: Mapping[str, RLSettings], seed: int, folder: Path) -> dict[str, Any]:
+    """Run arms from the small checkpoint; greedy on dev (20 tasks), confirm and fresh (40 each)."""
+    return {
+        "arms": {
+            name: counts
+            | {
+                split: greedy(model, split, per_family, arms[name].max_new_tokens)
+                for split, per_family in (("dev", 4), ("confirm", 8), ("fresh", 8))
+            }
+            for name, model, counts in trained_arms(arms, small_checkpoint(), seed, folder)
         }
-    return {"arms": results}
+    }
 
 
 def full(arms: Mapping[str, RLSettings], seed: int, folder: Path) -> dict[str, Any]:
@@ -75,14 +83,8 @@ def full(arms: Mapping[str, RLSettings], seed: int, folder: Path) -> dict[str, A
     """
     start = large_checkpoint()
     results = {"start": {"confirm": sampled(load_model(start, device="cpu"))}}
-    for name, settings in arms.items():
-        where = folder / name.replace(" ", "_")
-        settings = replace(settings, seed=seed)
-        summary = run_or_resume(rloo, settings, start, folder=where)["summary"]
-        model = load_model(where / step_name(settings.groups), device="cpu")
-        results[name] = {
-            "passing": summary["passing"],
-            "updates": summary["updates"],
+    for name, model, counts in trained_arms(arms, start, seed, folder):
+        results[name] = counts | {
             "confirm": sampled(model),
             "without_oracle": sampled(model, stop_when_valid=False),
         }
