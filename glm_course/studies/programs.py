@@ -2,6 +2,12 @@
 
 An arm is an order in which structures are shown. Every arm of a seed has the same initial weights,
 and every example its own number, so two arms differ in nothing but which structure it has.
+
+In a model this small some expert is idle in most batches: no token chooses it. The original keeps
+each expert's matrices as parameters of their own, which then have no gradient and stay as they are.
+In our stacked matrices an idle expert has a gradient of zero, and AdamW would still decay it and
+move it by its momentum. So the optimiser gets one parameter an expert here. The original also lets
+padding choose experts, and so do we: an expert that only padding chose counts as used.
 """
 
 from collections.abc import Sequence
@@ -9,26 +15,27 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from matplotlib.figure import Figure
+from torch import Tensor, nn
 
 from glm_course.config import STUDY_MINI, ModelConfig
 from glm_course.data.batches import shifted
 from glm_course.data.programs import Structure, make_program, structures
+from glm_course.layers.moe import MixtureOfExperts
 from glm_course.model import LanguageModel
 from glm_course.plots import QUIET
 from glm_course.stats import sign_flip
-from glm_course.tokenizer import ByteTokenizer
-from glm_course.train.optimizer import AdamWSettings, MasterAdamW
-from glm_course.train.pretrain import new_model, next_byte_loss
+from glm_course.tokenizer import PAD, ByteTokenizer
+from glm_course.train.pretrain import new_model
 
-UPDATES, BATCH = 200, 24
+UPDATES, BATCH, LENGTH = 200, 24, 128
 MEASURED = (50, 100, 200)  # updates after which held-out accuracy is taken
 MODELS = {
     "mini": STUDY_MINI,  # top-1: its router never learns; three layers: none is sparse
     "top-2": replace(STUDY_MINI, top_k=2),
     "4 layers": replace(STUDY_MINI, layers=4),
 }
-SETTINGS = AdamWSettings(learning_rate=8e-4, weight_decay=0.1)
 
 Example = tuple[Structure, int]  # a structure and the number of the example
 
@@ -78,18 +85,53 @@ def held_out(model: LanguageModel, seed: int) -> dict[str, int]:
     }
 
 
+def loss(model: LanguageModel, rows: list[list[int]]) -> Tensor:
+    """Mean cross-entropy in nats over all next bytes of the rows, padded to LENGTH."""
+    inputs, labels, mask = shifted(rows, model.embedding.weight.device)
+    logits = model(F.pad(inputs, (0, LENGTH - 1 - inputs.shape[1]), value=PAD))
+    return F.cross_entropy(logits[:, : labels.shape[1]][mask], labels[mask])
+
+
+class ExpertAdamW:
+    """AdamW that leaves idle experts alone. `model` is trained in place; fp32."""
+
+    def __init__(self, model: LanguageModel):
+        self.model = model
+        self.experts = [  # a stack, its experts as parameters on the same memory, who counts them
+            (stack, [matrix.requires_grad_() for matrix in stack.detach().unbind()], moe)
+            for moe in model.modules()
+            if isinstance(moe, MixtureOfExperts)
+            for stack in (moe.up, moe.down)
+        ]
+        stacks = {id(stack) for stack, _, _ in self.experts}
+        trained: list[Tensor] = [p for p in model.parameters() if id(p) not in stacks]
+        trained += [matrix for _, matrices, _ in self.experts for matrix in matrices]
+        self.adamw = torch.optim.AdamW(
+            trained, lr=8e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True
+        )
+
+    def step(self) -> None:
+        """One update from the model's gradients, clipped to norm 1, which it clears."""
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for stack, matrices, moe in self.experts:
+            for matrix, gradient, load in zip(matrices, stack.grad, moe.load, strict=True):
+                matrix.grad = gradient if load else None
+        self.adamw.step()
+        self.model.zero_grad()
+
+
 def train(config: ModelConfig, examples: Sequence[Example], seed: int) -> dict[str, Any]:
     """Train from the initial weights of `seed`; loss by update, held-out counts by MEASURED."""
-    optimizer = MasterAdamW(new_model(config, seed), torch.float32, SETTINGS)
-    losses, counts = [], {}
+    model = new_model(config, seed)
+    optimizer, losses, counts = ExpertAdamW(model), [], {}
     for update in range(UPDATES):
         batch = examples[update * BATCH : (update + 1) * BATCH]
-        loss, _ = next_byte_loss(optimizer.model, [encode(e, seed)[0] for e in batch])
-        loss.backward()
+        found = loss(model, [encode(e, seed)[0] for e in batch])
+        found.backward()
         optimizer.step()
-        losses.append(loss.item())
+        losses.append(found.item())
         if update + 1 in MEASURED:
-            counts[str(update + 1)] = held_out(optimizer.model, seed)
+            counts[str(update + 1)] = held_out(model, seed)
     return {"loss": losses, "held_out": counts}
 
 

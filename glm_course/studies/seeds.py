@@ -18,7 +18,7 @@ from glm_course.train.pretrain import PretrainSettings, load_model, pretrain
 from glm_course.train.rl import RLSettings, rloo
 
 MINUTES = 7
-SEEDS = (42, 1, 2, 3, 4, 5)
+SEEDS = (42, 1, 2, 3, 4, 5, 6, 7, 8, 9)
 STEPS = 100
 TRAINED = RLSettings.families
 
