@@ -28,6 +28,7 @@ from glm_course.train.rl import (
     advantages,
     completion_logits,
     freeze_all_but_last_block,
+    improved,
     mean_kl,
     policy_loss,
     rloo,
@@ -399,6 +400,26 @@ def test_one_seed_gives_the_same_rollouts_and_weights(run, trained, tmp_path, on
     assert first["weights"] == again["weights"]
     other = [row["rollouts"] for row in rloo(replace(SMALL, seed=2), trained, device="cpu")]
     assert other != texts[0]
+
+
+def test_an_improved_model_is_trained_once_and_then_found(run, trained, tmp_path, monkeypatch):
+    monkeypatch.setenv("GLM_COURSE_CACHE", str(tmp_path))
+    folder = improved(SMALL, trained, device="cpu")
+    report = receipt.read(folder / "receipt.json")
+    assert report["status"] == "finished"
+    assert [row["rollouts"] for row in report["rows"]] == [row["rollouts"] for row in run[0]]
+
+    def train_again(*_, **__):
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(module, "rloo", train_again)
+    assert improved(SMALL, trained, device="cpu") == folder
+    other = next(
+        p for p in run[1].glob("step_*") if checkpoint.load(p).hash != report["settings"]["start"]
+    )
+    for settings, start in ((replace(SMALL, seed=2), trained), (SMALL, other)):
+        with pytest.raises(AssertionError, match="trained again"):
+            improved(settings, start, device="cpu")
 
 
 def test_invalid_completions_get_the_reward_that_is_set(run, trained):
