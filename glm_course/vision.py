@@ -84,6 +84,8 @@ def check_images(images: Tensor, multiple: int, size: int | None = None) -> None
     shape = list(images.shape)
     if images.ndim != 4 or shape[1] != CHANNELS:
         raise ValueError(f"images must have the shape [B, {CHANNELS}, H, W], got {shape}")
+    if not shape[0]:
+        raise ValueError(f"need at least one image, got {shape}")
     if size is not None and shape[2:] != [size, size]:
         raise ValueError(f"images must have the shape [B, {CHANNELS}, {size}, {size}], got {shape}")
     if not min(shape) or shape[2] % multiple or shape[3] % multiple:
@@ -99,7 +101,7 @@ def axial_table(rows: int, columns: int, head_dim: int, *, device=None) -> Tenso
     """Rotations of a grid of patches, complex64 [rows columns, head_dim / 2], row by row.
 
     The first half of a head's channel pairs (the larger, where they are odd in number) turns with
-    the row, the rest with the column. Source: Heo et al. (arXiv 2403.13298), section 3.1.
+    the row, the rest with the column. Source: Heo et al. (arXiv 2403.13298), the axial form.
     """
     pairs = head_dim // 2
     down = rotary_table(rows, 2 * (pairs - pairs // 2), device=device)  # [rows, .]
@@ -267,10 +269,13 @@ class VisionLanguageModel(nn.Module):
         """The language model's embedding."""
         return self.language.embedding
 
-    def prompt(self, text: str) -> list[int]:
-        """Ids of a prompt about one image of the configured size."""
-        size = self.tower.config.image
-        placeholders = [IMAGE] * self.tower.tokens(size, size)
+    def prompt(self, text: str, size: tuple[int, int] | None = None) -> list[int]:
+        """Ids of a prompt about one image.
+
+        size: its height and width in pixels, those of the configuration unless given.
+        """
+        size = size or (self.tower.config.image, self.tower.config.image)
+        placeholders = [IMAGE] * self.tower.tokens(*size)
         ids = ByteTokenizer().encode(text, bos=True)
         return [*ids[:1], IMAGE_START, *placeholders, IMAGE_END, *ids[1:]]
 

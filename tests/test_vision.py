@@ -365,6 +365,15 @@ def test_rotary_positions_take_any_size_that_divides_into_blocks():
         assert tower.tokens(height, width) == height * width // 64
 
 
+def test_a_prompt_makes_room_for_an_image_of_another_size():
+    model = new_vision_model(VisionSettings(tower=ROTARY)).requires_grad_(False)
+    ids = torch.tensor([model.prompt(PROMPT, (40, 24))])
+    assert (ids == IMAGE).sum() == 15
+    assert model(torch.rand(1, 3, 40, 24), ids).shape == (1, 25, 263)
+    with pytest.raises(ValueError, match="15 image placeholders.* 16 tokens"):
+        model(torch.rand(1, 3, 32, 32), ids)
+
+
 def test_rotary_scores_depend_on_distances_along_both_axes_only():
     table = axial_table(4, 5, 6).to(torch.complex128)
     assert table.shape == (20, 3)
@@ -488,7 +497,7 @@ IMAGES = {
     "channels last": (GOOD.permute(0, 2, 3, 1), r"\[B, 3, H, W\], got \[2, 32, 32, 3\]"),
     "too large": (torch.zeros(2, 3, 64, 64), r"\[B, 3, 32, 32\], got \[2, 3, 64, 64\]"),
     "not square": (GOOD[..., :24], r"\[B, 3, 32, 32\], got \[2, 3, 32, 24\]"),
-    "no images": (GOOD[:0], r"got \[0, 3, 32, 32\]"),
+    "no images": (GOOD[:0], r"at least one image, got \[0, 3, 32, 32\]"),
     "bytes": (GOOD.to(torch.uint8), "floats from 0 to 1, got torch.uint8"),
     "0 to 255": (GOOD + 255, "within 0 to 1, got 255 to 255"),
     "below 0": (GOOD - 0.5, "within 0 to 1, got -0.5 to -0.5"),

@@ -30,9 +30,9 @@ DIGITS = ("abcdef", "bc", "abged", "abgcd", "fgbc", "afgcd", "afgecd", "abc", "a
 def digit_images(labels: Sequence[int], seed: int) -> Tensor:
     """Images of the digits `labels`, float32 [B, 3, 32, 32] in [0, 1], on the CPU.
 
-    All random numbers are those of one generator: a picture depends on `seed`, on its place in the
-    batch and, through the noise drawn last, on nothing else but the size of the batch. Raises
-    ValueError for no labels, and for a label that is no digit.
+    All random numbers are those of one generator: a picture depends on its label, on `seed`, on its
+    place in the batch and, since noise is drawn last, on the size of the batch. Raises ValueError
+    for no labels, and for a label that is no digit.
     """
     if not len(labels) or not all(0 <= label < len(DIGITS) for label in labels):
         raise ValueError(f"labels must be digits from 0 to 9, at least one, got {list(labels)}")
