@@ -31,6 +31,9 @@ from glm_course.train.loop import progress, step_name
 from glm_course.train.pretrain import PretrainSettings, load_model, new_model
 from glm_course.train.pretrain import pretrain as pretrain_loop
 from glm_course.train.rl import RLSettings, rloo
+from glm_course.train.vision import MODELS, PILOT, VisionSettings, train_vision
+from glm_course.train.vision import pilot as pilot_loop
+from glm_course.train.vision import smoke_test as smoke_settings
 from glm_course.verifier import verify as judge_completion
 
 app = typer.Typer(
@@ -45,6 +48,7 @@ Device = StrEnum("Device", ["auto", "cuda", "mps", "cpu"])
 DType = StrEnum("DType", ["auto", "fp32", "bf16"])
 Preset = StrEnum("Preset", ["base", "study_mini", "vision_mini"])
 Split = StrEnum("Split", list(SPLITS))
+Eye = StrEnum("Eye", [*MODELS, "both"])
 Study = StrEnum(
     "Study",
     {
@@ -384,6 +388,109 @@ def verify(
     facts = {"status": verdict.status, "tests_passed": verdict.tests_passed}
     print(json.dumps(facts | {"message": verdict.message}))
     raise typer.Exit(0 if verdict.status == "passed" else 1)
+
+
+@app.command()
+def vision(
+    model: Annotated[
+        Eye, typer.Option(help="faithful: the tower; baseline: direct patches.")
+    ] = Eye.both,
+    smoke_test: Annotated[
+        bool, typer.Option("--smoke-test", help="At most 40 steps of 20 pictures, 100 held out.")
+    ] = False,
+    seed: Annotated[
+        int, typer.Option(min=0, max=MAX_SEED, help="Of initial weights and pictures.")
+    ] = 42,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Folder with a run folder a model [default: runs/vision-SEED]."),
+    ] = None,
+    device: DeviceOption = Device.auto,
+    threads: ThreadsOption = None,
+) -> None:
+    """Learn to read digits from pictures, from random weights.
+
+    Each model takes about 10 seconds on two CPU cores. Prints held-out answers before and after,
+    and writes a receipt.json a model, no weights.
+    """
+    set_threads(threads)
+    output = output or Path("runs") / f"vision-{seed}"
+    chosen = MODELS if model == Eye.both else (model.value,)
+    for name in chosen:  # before anything runs
+        if (output / name).exists():
+            raise FileExistsError(f"{output / name} exists already; choose another --output")
+    lines = [vision_line("model", "parameters", "before", "after", "loss before", "loss after")]
+    for name in chosen:
+        settings = VisionSettings(model=name, seed=seed)
+        settings = smoke_settings(settings) if smoke_test else settings
+        rows = train_vision(settings, output=output / name, device=device)
+        say(
+            f"Vision, {name}: {settings.steps} steps of {settings.batch_size} pictures on "
+            f"{describe(pick_device(device))}, into {output / name}. About 10 seconds on two CPU "
+            "cores."
+        )
+        follow(rows, settings.steps, "step", every=20)
+        lines.append(vision_result(name, output / name))
+    print("\n".join(lines))
+
+
+@app.command()
+def vision_pilot(
+    start: Annotated[
+        Path | None,
+        typer.Option(help="Checkpoint folder to start from [default: random weights]."),
+    ] = None,
+    max_seconds: Annotated[
+        float, typer.Option(help="After this time training stops, and is evaluated.")
+    ] = PILOT.max_seconds,
+    seed: Annotated[
+        int, typer.Option(min=0, max=MAX_SEED, help="Of what starts at random, and of pictures.")
+    ] = PILOT.seed,
+    output: Annotated[
+        Path | None, typer.Option(help="Run folder [default: runs/vision-pilot-SEED].")
+    ] = None,
+    device: DeviceOption = Device.auto,
+    threads: ThreadsOption = None,
+) -> None:
+    """Teach the base model to read digits: tower, last block, final norm and embedding learn.
+
+    40 updates take about 30 seconds on two CPU cores. Prints held-out answers before and after, and
+    writes receipt.json, no weights; exit code 2 when no more answers are correct after than before.
+    """
+    set_threads(threads)
+    settings = replace(
+        PILOT,
+        language=replace(PRESETS["base"], vocab_size=PILOT.language.vocab_size),
+        seed=seed,
+        max_seconds=max_seconds,
+    )
+    output = output or Path("runs") / f"vision-pilot-{seed}"
+    rows = pilot_loop(settings, start, output=output, device=device)
+    say(
+        f"Vision pilot from {start or 'random weights'}: {settings.steps} steps of "
+        f"{settings.batch_size} pictures, at most {max_seconds:g} seconds, on "
+        f"{describe(pick_device(device))}, into {output}. About 30 seconds on two CPU cores."
+    )
+    follow(rows, settings.steps, "step", every=10)
+    print(vision_line("model", "parameters", "before", "after", "loss before", "loss after"))
+    print(vision_result("pilot", output))
+    if not receipt.read(output / "receipt.json")["summary"]["learned"]:
+        say("glm_course: nothing was learned: no more answers are correct than before")
+        raise typer.Exit(2)
+
+
+def vision_line(*cells: str) -> str:
+    """One line of the table of vision runs."""
+    return f"{cells[0]:<10} {cells[1]:>10}" + "".join(f" {cell:>11}" for cell in cells[2:])
+
+
+def vision_result(name: str, run: Path) -> str:
+    """That line for a finished run: correct held-out answers and their cross-entropy in nats."""
+    summary = receipt.read(run / "receipt.json")["summary"]
+    before, after = summary["before"], summary["after"]
+    correct = (f"{part['correct']}/{part['of']}" for part in (before, after))
+    losses = (f"{part['loss']:.4f}" for part in (before, after))
+    return vision_line(name, f"{summary['parameters']:,}", *correct, *losses)
 
 
 @app.command()

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from glm_course import checkpoint, cli, receipt
 from glm_course.data.tasks import make_task
 from glm_course.train import rl as rl_module
+from glm_course.train import vision as vision_module
 from glm_course.verifier import Verdict
 
 COMMANDS = typer.main.get_command(cli.app).commands
@@ -172,6 +173,17 @@ WRONG = {
     "verify file": ["verify", INCREMENT, "nothing.py"],
     "verify folder": ["verify", INCREMENT, "there"],
     "verify bytes": ["verify", INCREMENT, "bytes.py"],
+    "vision model": ["vision", "--model", "blind"],
+    "vision seed -1": ["vision", "--seed", "-1"],
+    "vision absent cuda": ["vision", "--device", "cuda"],
+    "vision onto a run": ["vision", "--output", "seen"],
+    "vision below a file": ["vision", "--output", "there/notes.txt"],
+    "pilot start": ["vision-pilot", "--start", "nothing"],
+    "pilot start is a folder": ["vision-pilot", "--start", "there"],
+    "pilot seconds 0": ["vision-pilot", "--max-seconds", "0"],
+    "pilot seconds nan": ["vision-pilot", "--max-seconds", "nan"],
+    "pilot absent mps": ["vision-pilot", "--start", "CHECKPOINT", "--device", "mps"],
+    "pilot onto a folder": ["vision-pilot", "--start", "CHECKPOINT", "--output", "there"],
     "study name": ["study", "sizes"],
     "study seeds words": ["study", "seeds", "--seeds", "one"],
     "study no seeds": ["study", "seeds", "--seeds", ""],
@@ -195,6 +207,7 @@ def test_what_a_user_got_wrong_is_one_line_and_exit_code_2(
     (tmp_path / "there" / "notes.txt").write_text("mine")
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "receipt.json").write_text('{"kind": "vision", "settings": {}}')
+    (tmp_path / "seen" / "baseline").mkdir(parents=True)
     (tmp_path / "bytes.py").write_bytes(b"\xff\xfe\x00")
     before = files(tmp_path)
     arguments = [str(trained) if a == "CHECKPOINT" else a for a in WRONG[wrong]]
@@ -374,6 +387,64 @@ def test_verify_judges_a_file_or_standard_input(
     with (tmp_path / "completion.py").open() as stream:
         monkeypatch.setattr(sys, "stdin", stream)
         assert call(f"verify {INCREMENT}") == (found, out, "")
+
+
+def test_vision_trains_both_models_and_prints_what_they_learned(call, tmp_path, monkeypatch):
+    caps = {"steps": 2, "batch_size": 10, "held_out": 20}
+    monkeypatch.setattr(vision_module, "SMOKE", caps)
+    code, out, err = call("vision --smoke-test --seed 3 --device cpu --threads 1")
+    assert code == 0
+    assert "seconds" in err and "step 2 of 2: loss 5." in err
+    run = tmp_path / "runs" / "vision-3"
+    assert files(run) == {f"{n}{f}" for n in vision_module.MODELS for f in ("", "/receipt.json")}
+    head, *rows = out.splitlines()
+    assert head.split()[:4] == ["model", "parameters", "before", "after"]
+    for name, count, row in zip(vision_module.MODELS, ("60,924", "42,500"), rows, strict=True):
+        report = receipt.read(run / name / "receipt.json")
+        assert (report["status"], report["settings"]["seed"]) == ("finished", 3)
+        assert {k: report["settings"][k] for k in caps} == caps
+        before, after = report["summary"]["before"], report["summary"]["after"]
+        wanted = [f"{before['correct']}/20", f"{after['correct']}/20"]
+        assert row.split()[:4] == [name, count, *wanted]
+    code, out, err = call("vision --smoke-test --seed 3 --model baseline")
+    assert (code, out) == (2, "") and "exists already" in err
+
+
+def test_vision_trains_one_model_when_asked(call, monkeypatch):
+    monkeypatch.setattr(vision_module, "SMOKE", {"steps": 1, "batch_size": 1, "held_out": 1})
+    out = succeed(call, "vision --model baseline --smoke-test --device cpu --output eyes")
+    assert out.splitlines()[1].split()[0] == "baseline" and len(out.splitlines()) == 2
+    assert files(Path("eyes")) == {"baseline", "baseline/receipt.json"}
+
+
+@pytest.mark.parametrize(("correct", "wanted"), [((3, 4), 0), ((3, 3), 2), ((4, 3), 2)])
+def test_the_pilot_fails_when_no_more_answers_are_right_than_before(
+    call, trained, monkeypatch, correct, wanted
+):
+    results = iter([(0, 1), (correct[0], 20), (correct[1], 20)])  # the first only tries the model
+
+    def evaluated(*_):
+        right, of = next(results)
+        return {"correct": right, "of": of, "loss": 1.0}
+
+    monkeypatch.setattr(vision_module, "evaluate", evaluated)
+    line = "vision-pilot --device cpu --threads 1 --max-seconds 0.001 --seed 5 --output run"
+    code, out, err = call(f"{line} --start {trained}")
+    assert code == wanted and ("nothing was learned" in err) == (wanted == 2)
+    assert out.splitlines()[1].split()[2:4] == [f"{n}/20" for n in correct]
+    report = receipt.read(Path("run/receipt.json"))
+    assert report["status"] == "finished" and files(Path("run")) == {"receipt.json"}
+    settings = report["settings"]
+    assert (settings["seed"], settings["max_seconds"], settings["steps"]) == (5, 0.001, 40)
+    assert settings["start"] == f"checkpoint {checkpoint.load(trained).hash}"
+    assert report["summary"]["stopped_by_time"]
+
+
+def test_the_pilot_starts_at_random_unless_given_a_checkpoint(call):
+    code, _, err = call("vision-pilot --device cpu --max-seconds 0.001")
+    assert code in (0, 2) and "from random weights" in err
+    settings = receipt.read(Path("runs/vision-pilot-73/receipt.json"))["settings"]
+    assert (settings["start"], settings["language"]["vocab_size"]) == ("random weights", 263)
 
 
 def test_a_task_is_found_by_name_in_any_split():

@@ -114,9 +114,10 @@ def test_the_originals_values_after_50_and_100_updates(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def runs():
+def runs(tmp_path_factory):
     """Two seeds of a few updates of a model with one layer."""
     patch = pytest.MonkeyPatch()
+    patch.setenv("GLM_COURSE_CACHE", str(tmp_path_factory.mktemp("cache")))
     patch.setattr(programs, "UPDATES", 4)
     patch.setattr(programs, "MEASURED", (2, 4))
     patch.setattr(programs, "MODELS", {"one layer": replace(STUDY_MINI, layers=1)})
@@ -130,7 +131,23 @@ def test_arms_of_a_seed_start_from_the_same_weights_and_differ_in_their_data(run
     assert max(first) - min(first) < 0.05 and first[0] != first[1]
     assert all(arm["loss"][-1] < arm["loss"][0] for arm in arms.values())
     assert runs[0]["models"] != runs[1]["models"]
-    assert {"seed": 1} | diversity.run(1, None) == runs[0]
+    [config] = programs.MODELS.values()
+    assert programs.train(config, diversity.ARMS["8 structures"], 1) == arms["8 structures"]
+
+
+def test_an_arm_is_trained_once_whichever_study_has_it(runs, monkeypatch):
+    """Seed 1 found, arm by arm; another seed, updates or code would be trained."""
+    monkeypatch.setattr(programs, "train", lambda *_: pytest.fail("trained again"))
+    arms = {"8 throughout": ordering.ARMS["8 throughout"], "mixed": ordering.ARMS["interleaved"]}
+    [found] = programs.run_arms(arms, 1)["models"].values()
+    assert list(found.values()) == list(runs[0]["models"]["one layer"].values())
+    for name, value in (("UPDATES", 3), ("MEASURED", (4,)), ("CODE", ("config.py",))):
+        with monkeypatch.context() as patch:
+            patch.setattr(programs, name, value)
+            with pytest.raises(pytest.fail.Exception, match="trained again"):
+                programs.run_arms(arms, 1)
+    with pytest.raises(pytest.fail.Exception, match="trained again"):
+        programs.run_arms({"blocked": ordering.ARMS["blocked"]}, 1)
 
 
 def test_the_table_holds_every_arm_and_comparison(runs):

@@ -1,9 +1,14 @@
 """Studies: seeds run once each into one file, and what the study of seeds makes of its results."""
 
 import json
+import os
+import subprocess
+import sys
+import time
 from importlib import import_module
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -157,6 +162,44 @@ def test_several_jobs_give_the_results_of_one(study, tmp_path):
     assert not (tmp_path / "two").exists()
 
 
+def test_workers_end_with_a_study_that_is_killed(study, tmp_path):
+    slow = STUDY.replace("time.sleep(0.1)", "time.sleep(600)")
+    slow = slow.replace('f"ran_{seed}").touch()', 'f"ran_{seed}").write_text(str(os.getpid()))')
+    (study.HERE / "quick_study.py").write_text(slow.replace("import random", "import os, random"))
+    script = tmp_path / "main.py"
+    script.write_text(
+        "from pathlib import Path\n"
+        "import quick_study\n"
+        "from glm_course.studies.runner import run_study\n"
+        "if __name__ == '__main__':\n"
+        f"    list(run_study(quick_study, [1, 2], Path({str(tmp_path / 'out.json')!r}), jobs=2))\n"
+    )
+    paths = os.pathsep.join([str(study.HERE), *filter(None, sys.path)])
+    main = subprocess.Popen([sys.executable, script], env=os.environ | {"PYTHONPATH": paths})
+    try:
+        wait_for(lambda: sum(bool(f.read_text()) for f in study.HERE.glob("ran_*")) == 2)
+        workers = [int(file.read_text()) for file in study.HERE.glob("ran_*")]
+    finally:
+        main.kill()
+        main.wait()
+    wait_for(lambda: not any(alive(worker) for worker in workers))
+
+
+def wait_for(condition, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.1)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and waits to be collected does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def test_a_failure_among_several_jobs_starts_no_further_seed(study, tmp_path):
     with pytest.raises(RuntimeError, match="seed 13 fails"):
         list(run_study(study, [13, *range(20, 40)], tmp_path / "results.json", jobs=2))
@@ -168,7 +211,7 @@ def test_threads_are_shared_out_among_jobs(study, tmp_path, monkeypatch):
     told = []
 
     class Pool:
-        def __init__(self, jobs, mp_context):
+        def __init__(self, jobs, **_):
             told.append(jobs)
 
         def __enter__(self):

@@ -10,8 +10,10 @@ move it by its momentum. So the optimiser gets one parameter an expert here. The
 padding choose experts, and so do we: an expert that only padding chose counts as used.
 """
 
+import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from glm_course import checkpoint, receipt
 from glm_course.config import STUDY_MINI, ModelConfig
 from glm_course.data.batches import shifted
 from glm_course.data.programs import Structure, make_program, structures
@@ -27,10 +30,12 @@ from glm_course.model import LanguageModel
 from glm_course.plots import QUIET
 from glm_course.stats import sign_flip
 from glm_course.tokenizer import PAD, ByteTokenizer
+from glm_course.train.pretrain import CODE as PRETRAIN_CODE
 from glm_course.train.pretrain import new_model
 
 UPDATES, BATCH, LENGTH = 200, 24, 128
 MEASURED = (50, 100, 200)  # updates after which held-out accuracy is taken
+CODE = (*PRETRAIN_CODE, "studies/programs.py")
 MODELS = {
     "mini": STUDY_MINI,  # top-1: its router never learns; three layers: none is sparse
     "top-2": replace(STUDY_MINI, top_k=2),
@@ -135,6 +140,26 @@ def train(config: ModelConfig, examples: Sequence[Example], seed: int) -> dict[s
     return {"loss": losses, "held_out": counts}
 
 
+def trained(config: ModelConfig, examples: Sequence[Example], seed: int) -> dict[str, Any]:
+    """What `train` returns, from the cache or trained now.
+
+    The studies have arms in common, and one that was stopped goes on at the arm it was in.
+    """
+    key = {
+        "name": f"programs-{seed}",
+        "code": receipt.code_hash(*CODE),
+        "config": asdict(config),
+        "examples": hashlib.sha256(repr(list(examples)).encode()).hexdigest(),
+        "updates": [UPDATES, *MEASURED],
+        "threads": torch.get_num_threads(),
+    }
+
+    def make(folder: Path) -> None:
+        receipt.write(folder / "run.json", train(config, examples, seed))
+
+    return receipt.read(checkpoint.cached(key, make) / "run.json")
+
+
 def accuracy(run: dict[str, Any], model: str, arm: str, update: int = UPDATES) -> float:
     """Share of held-out answer tokens that an arm of a seed had right after some updates."""
     counts = run["models"][model][arm]["held_out"][str(update)]
@@ -145,7 +170,7 @@ def run_arms(arms: dict[str, Sequence[Example]], seed: int) -> dict[str, Any]:
     """Train every arm on every model from the initial weights of `seed`."""
     return {
         "models": {
-            name: {arm: train(config, examples, seed) for arm, examples in arms.items()}
+            name: {arm: trained(config, examples, seed) for arm, examples in arms.items()}
             for name, config in MODELS.items()
         }
     }

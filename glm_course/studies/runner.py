@@ -6,11 +6,13 @@ seed on two quiet CPU cores) and `SEEDS` (what the book records). A seed that is
 is not run again.
 """
 
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
+from threading import Thread
 from types import ModuleType
 from typing import Any
 
@@ -65,7 +67,8 @@ def _run(
         for seed in todo:
             yield save(run_one(study.__name__, seed, work, threads))
     else:
-        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        spawn = get_context("spawn")
+        with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=end_with_parent) as pool:
             futures = [pool.submit(run_one, study.__name__, s, work, threads) for s in todo]
             try:
                 for future in as_completed(futures):
@@ -75,6 +78,19 @@ def _run(
                 raise
     if work.exists() and not any(work.iterdir()):  # other seeds may stand there unfinished
         work.rmdir()
+
+
+def end_with_parent() -> None:
+    """Let this worker process end when the one that started it is gone, even killed.
+
+    Else it would train its seed to the end, for a result that nobody takes.
+    """
+
+    def wait() -> None:
+        parent_process().join()
+        os._exit(1)
+
+    Thread(target=wait, daemon=True).start()
 
 
 def run_one(module: str, seed: int, work: Path, threads: int) -> dict[str, Any]:

@@ -86,6 +86,8 @@ def run_steps(
     at_milestone: Callable[[int], Row] | None = None,
     save_every: int = 50,
     summarise: Callable[[list[Row]], dict[str, Any]] | None = None,
+    keep_weights: bool = True,
+    max_seconds: float | None = None,
 ) -> Iterator[Row]:
     """Run step(0) to step(steps - 1), yielding each row with its number and seconds added.
 
@@ -93,7 +95,8 @@ def run_steps(
 
     `step` does one step and returns its row. At each milestone (the last step is always one) the
     weights are saved, and at_milestone(done) adds an entry to the receipt's `milestones`. With
-    `output` None nothing is written.
+    `output` None nothing is written; without `keep_weights` the receipt alone, so that the run
+    cannot be resumed. The step in which `max_seconds` pass is the last one.
 
     Raises FileExistsError when `output` holds something and `resume` is false; ValueError when a
     run to resume has other settings or is finished.
@@ -106,7 +109,7 @@ def run_steps(
         "kind": kind,
         "status": "running",
         "settings": settings,
-        "environment": receipt.environment(device, str(model.blocks[0].moe.shared_up.weight.dtype)),
+        "environment": receipt.environment(device, str(optimizer.dtype)),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "steps": 0,
         "seconds": 0.0,
@@ -118,7 +121,17 @@ def run_steps(
     if resume and output is not None:
         _restore(output, report, optimizer)
     return _run_steps(
-        report, optimizer, steps, step, output, marks, at_milestone, save_every, summarise
+        report,
+        optimizer,
+        steps,
+        step,
+        output,
+        marks,
+        at_milestone,
+        save_every,
+        summarise,
+        keep_weights,
+        max_seconds,
     )
 
 
@@ -132,12 +145,14 @@ def _run_steps(
     at_milestone: Callable[[int], Row] | None,
     save_every: int,
     summarise: Callable[[list[Row]], dict[str, Any]] | None,
+    keep_weights: bool,
+    max_seconds: float | None,
 ) -> Iterator[Row]:
     """The generator of `run_steps`, which has refused what is wrong before anything runs."""
     model, rows, before = optimizer.model, report["rows"], report["seconds"]
     device = str(model.embedding.weight.device)
     start = time.perf_counter()
-    stopped = None
+    stopped, complete = None, len(rows) >= steps
 
     def write(status: str) -> None:
         report.update(status=status, steps=len(rows))
@@ -152,13 +167,13 @@ def _run_steps(
         )
 
     def save_latest() -> None:
-        if output is not None:
+        if output is not None and keep_weights:
             keep = {k: report[k] for k in ("rows", "milestones", "seconds")}
             save("latest", optimizer=optimizer.adamw.state_dict(), progress=keep)
 
     def milestone(done: int) -> None:
         entry = {"step": done}
-        if output is not None and done > 0:
+        if output is not None and keep_weights and done > 0:
             entry["weights"] = save(step_name(done))
         report["milestones"].append(entry | (at_milestone(done) if at_milestone else {}))
 
@@ -175,14 +190,19 @@ def _run_steps(
                         f"the loss of step {i + 1} is {row['loss']}: training diverged"
                     )
                 rows.append(row)
-                if i + 1 in marks:
+                seconds = before + time.perf_counter() - start
+                late = max_seconds is not None and seconds >= max_seconds
+                if i + 1 in marks or late:
                     milestone(i + 1)
-                if (i + 1 in marks or (i + 1) % save_every == 0) and i + 1 < steps:
+                complete = i + 1 == steps or late
+                if (i + 1 in marks or (i + 1) % save_every == 0) and not complete:
                     write("running")
                     save_latest()
             yield row
+            if complete:
+                break
     except (KeyboardInterrupt, GeneratorExit) as stop:
-        if len(rows) < steps:
+        if not complete:
             write("interrupted")
             save_latest()
             raise

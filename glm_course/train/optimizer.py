@@ -10,10 +10,9 @@ Source: Loshchilov and Hutter (arXiv 1711.05101); master weights: Micikevicius e
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from glm_course.device import place
-from glm_course.model import LanguageModel
 
 
 @dataclass(frozen=True)
@@ -36,11 +35,12 @@ class MasterAdamW:
     """AdamW over the trainable parameters of a model that is stored in `dtype`.
 
     Takes the model in fp32, on its device, and converts it. Frozen parameters (requires_grad false)
-    are left alone but keep their fp32 copy, so that checkpoints lose nothing.
+    are left alone but keep their fp32 copy, so that checkpoints lose nothing. All it asks of a
+    model is an `embedding`.
     """
 
-    def __init__(self, model: LanguageModel, dtype: torch.dtype, settings: AdamWSettings):
-        self.model, self.settings = model, settings
+    def __init__(self, model: nn.Module, dtype: torch.dtype, settings: AdamWSettings):
+        self.model, self.dtype, self.settings = model, dtype, settings
         self.master = {name: p for name, p in model.named_parameters()}
         if dtype != torch.float32:
             self.master = {n: p.detach().clone() for n, p in self.master.items()}

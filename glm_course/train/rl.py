@@ -46,7 +46,7 @@ from glm_course.train.pretrain import CODE as PRETRAIN_CODE
 from glm_course.train.pretrain import load_model, next_byte_loss, pretrained
 from glm_course.verifier import reward, verify
 
-AGREE = 1e-4  # fp32: largest `sampler_scorer_gap`; rounding makes 4e-5, a wrong token or mask 1e-2
+AGREE = 1e-4  # fp32: largest `sampler_scorer_gap`; rounding makes 4e-5, a wrong token 1e-2
 
 GRADIENTS = ("plain", "sampler", "weighted")
 REPLAY = 16  # examples
